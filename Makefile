@@ -1,0 +1,44 @@
+# Everything runs in .venv, which is made on first use from requirements.lock. `make help` lists the targets.
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.made-from-lock
+# The first of these that is on the machine; another one is taken with `make PYTHON=...`.
+PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3,$(if $(shell $(name) --version 2>/dev/null),$(name))))
+# One thread a process: the models are small, and xdist already uses every core.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+RUN := runs/demo
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow check conformance
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*  ## /  make \1 \t/p' $(MAKEFILE_LIST) | expand -t 22
+
+demo: $(READY)  ## write a corpus, train a translator on it, load it without this package, translate
+	$(BIN)/python -m training.grammar --output_dir $(RUN)/corpus
+	$(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
+	    -m training training/recipes/demo.yaml --output_dir $(RUN)
+	$(BIN)/python -I training/show.py $(RUN)/model
+
+test: $(READY)  ## the default tests: no GPU, no network
+	$(PYTEST) --numprocesses logical --maxprocesses 8
+
+test-slow: $(READY)  ## the tests that take minutes
+	$(PYTEST) -m "slow and not data and not conformance"
+
+check: $(READY)  ## lint, format, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+conformance: $(READY)  ## transformers' own model tests, on our families and on native ones beside them
+	OMP_NUM_THREADS=1 $(BIN)/python tests/conformance/run.py
+
+$(READY): requirements.lock
+	@$(if $(PYTHON),,echo 'No Python found: install Python 3.11 or 3.12, or name one: make PYTHON=/path/to/python' >&2; exit 1)
+	@$(PYTHON) -c 'import sys; v = sys.version_info; (3, 11) <= v[:2] <= (3, 12) or sys.exit( \
+	    f"Python 3.11 or 3.12 is needed; $(PYTHON) is {v[0]}.{v[1]}. Name another: make PYTHON=/path/to/python")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements.lock
+	@touch $@

@@ -1,0 +1,52 @@
+"""A Transformer from scratch that the Hugging Face ecosystem takes for a native one: encoder, decoder, translator.
+
+Importing the package registers its configurations and models with transformers' Auto classes.
+"""
+
+import transformers
+
+from . import heads_scratch
+from .configuration_scratch import ScratchConfig, ScratchDecoderConfig, ScratchEncoderConfig, ScratchSeq2SeqConfig
+from .heads_scratch import (
+    ScratchDecoderForCausalLM,
+    ScratchDecoderForQuestionAnswering,
+    ScratchDecoderForSequenceClassification,
+    ScratchDecoderForTokenClassification,
+    ScratchEncoderForMaskedLM,
+    ScratchEncoderForMultipleChoice,
+    ScratchEncoderForQuestionAnswering,
+    ScratchEncoderForSequenceClassification,
+    ScratchEncoderForTokenClassification,
+    ScratchSeq2SeqForConditionalGeneration,
+)
+from .modeling_scratch import ScratchDecoderModel, ScratchEncoderModel, ScratchSeq2SeqModel
+
+__version__ = "0.1.0"
+
+for _config in (ScratchEncoderConfig, ScratchDecoderConfig, ScratchSeq2SeqConfig):
+    transformers.AutoConfig.register(_config.model_type, _config, exist_ok=True)
+    for _auto_class, _reference in _config._auto_map.items():
+        if _auto_class != "AutoConfig":
+            _name = _reference.split(".")[1]
+            _model = getattr(heads_scratch, _name)  # which imports the backbones
+            getattr(transformers, _auto_class).register(_config, _model, exist_ok=True)
+
+__all__ = [
+    "ScratchConfig",
+    "ScratchDecoderConfig",
+    "ScratchDecoderForCausalLM",
+    "ScratchDecoderForQuestionAnswering",
+    "ScratchDecoderForSequenceClassification",
+    "ScratchDecoderForTokenClassification",
+    "ScratchDecoderModel",
+    "ScratchEncoderConfig",
+    "ScratchEncoderForMaskedLM",
+    "ScratchEncoderForMultipleChoice",
+    "ScratchEncoderForQuestionAnswering",
+    "ScratchEncoderForSequenceClassification",
+    "ScratchEncoderForTokenClassification",
+    "ScratchEncoderModel",
+    "ScratchSeq2SeqConfig",
+    "ScratchSeq2SeqForConditionalGeneration",
+    "ScratchSeq2SeqModel",
+]

@@ -1,0 +1,645 @@
+"""One block, two stacks, three backbones: everything that turns tokens into hidden states. Heads are in
+`heads_scratch`.
+
+Shapes: B batch, T length of the queries, S length of the source, H heads, D width.
+
+ScratchBlock                               self-attention, attention to a source if there is one, feed-forward: each
+                                           inside a residual connection
+ScratchEncoderModel, ScratchDecoderModel   embeddings, N blocks, a norm
+ScratchSeq2SeqModel                        one of each; the decoder attends to the encoder's output
+"""
+
+import copy
+import difflib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.masking_utils import (
+    create_bidirectional_mask,
+    create_causal_mask,
+    find_packed_sequence_indices,
+    packed_sequence_mask_function,
+)
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    BaseModelOutputWithPast,
+    BaseModelOutputWithPastAndCrossAttentions,
+    Seq2SeqModelOutput,
+)
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
+from transformers.utils import can_return_tuple
+from transformers.utils.generic import TransformersKwargs, merge_with_config_defaults
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+from .configuration_scratch import ScratchConfig, ScratchDecoderConfig, ScratchEncoderConfig, ScratchSeq2SeqConfig
+from .layers_scratch import (
+    FEED_FORWARDS,
+    NORMS,
+    RESIDUALS,
+    RotaryPositions,
+    SinusoidalPositions,
+    attention,
+    ends_sublayer,
+    rotate,
+)
+
+
+class ScratchAttention(nn.Module):
+    """Multi-head attention (section 3.2.2 of the paper): over `hidden_states` themselves, or over a `source`."""
+
+    def __init__(self, config: ScratchConfig, layer_idx: int, is_causal: bool):
+        super().__init__()
+        self.config = config
+        self.layer_idx = layer_idx  # which layer of the cache holds its keys and values
+        self.is_causal = is_causal
+        self.head_dim, self.value_head_dim = config.head_dim, config.value_head_dim
+        self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
+        self.scaling = config.head_dim**-0.5
+        width, heads, groups = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
+        self.q_proj = nn.Linear(width, heads * self.head_dim, bias=config.attention_bias)
+        self.k_proj = nn.Linear(width, groups * self.head_dim, bias=config.attention_bias)
+        self.v_proj = nn.Linear(width, groups * self.value_head_dim, bias=config.attention_bias)
+        self.o_proj = ends_sublayer(nn.Linear(heads * self.value_head_dim, width, bias=config.attention_bias))
+        norm = NORMS["rms_norm"] if config.use_qk_norm else nn.Identity
+        self.q_norm = norm(self.head_dim, eps=config.layer_norm_eps)
+        self.k_norm = norm(self.head_dim, eps=config.layer_norm_eps)
+
+    def forward(
+        self,
+        hidden_states: Tensor,  # (B, T, D)
+        source: Tensor | None = None,  # (B, S, D)
+        attention_mask: Tensor | None = None,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Returns the output (B, T, D) and the weights (B, H, T, T or S), `None` from the backends that never form
+        them."""
+        query = self.q_norm(self.q_proj(hidden_states).unflatten(-1, (-1, self.head_dim))).transpose(1, 2)
+        if source is None:
+            key, value = self.keys_and_values(hidden_states)
+            if position_embeddings is not None:
+                query, key = rotate(query, *position_embeddings), rotate(key, *position_embeddings)
+            if isinstance(past_key_values, EncoderDecoderCache):
+                past_key_values = past_key_values.self_attention_cache
+            if past_key_values is not None:
+                key, value = past_key_values.update(key, value, self.layer_idx)
+        else:
+            key, value = self.source_keys_and_values(source, past_key_values)
+
+        # Only the formula written out can show its weights, whichever backend the configuration names.
+        implementation = "eager" if kwargs.get("output_attentions") else self.config._attn_implementation
+        attention_interface: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, attention)
+        output, weights = attention_interface(
+            self,
+            query,
+            key,
+            value,
+            attention_mask,
+            dropout=self.config.attention_dropout if self.training else 0.0,
+            scaling=self.scaling,
+            **kwargs,
+        )
+        return self.o_proj(output.flatten(-2)), weights
+
+    def keys_and_values(self, states: Tensor) -> tuple[Tensor, Tensor]:  # (B, S, D) -> (B, H/groups, S, d_k and d_v)
+        key = self.k_norm(self.k_proj(states).unflatten(-1, (-1, self.head_dim))).transpose(1, 2)
+        return key, self.v_proj(states).unflatten(-1, (-1, self.value_head_dim)).transpose(1, 2)
+
+    def source_keys_and_values(self, source: Tensor, past_key_values: Cache | None) -> tuple[Tensor, Tensor]:
+        """The source does not change while its translation grows: its keys and values are computed once."""
+        if not isinstance(past_key_values, EncoderDecoderCache):
+            return self.keys_and_values(source)
+        cache = past_key_values.cross_attention_cache
+        if not past_key_values.is_updated.get(self.layer_idx):
+            past_key_values.is_updated[self.layer_idx] = True
+            return cache.update(*self.keys_and_values(source), self.layer_idx)
+        return cache.layers[self.layer_idx].keys, cache.layers[self.layer_idx].values
+
+
+class ScratchBlock(GradientCheckpointingLayer):
+    """One layer of either stack (figure 1 of the paper): two sub-layers in the encoder, three beside a source."""
+
+    def __init__(self, config: ScratchConfig, layer_idx: int, is_causal: bool, has_source: bool = False):
+        super().__init__()
+        self.self_attn = ScratchAttention(config, layer_idx, is_causal)
+        self.self_attn_norm = make_norm(config)
+        self.cross_attn = ScratchAttention(config, layer_idx, is_causal=False) if has_source else None
+        self.cross_attn_norm = make_norm(config) if has_source else None
+        feed_forward, activation = FEED_FORWARDS[config.hidden_act]
+        self.mlp = feed_forward(
+            config.hidden_size, config.intermediate_size, activation, config.mlp_bias, config.activation_dropout
+        )
+        self.mlp_norm = make_norm(config)
+        self.dropout = nn.Dropout(config.dropout)
+        self.residual = RESIDUALS[config.norm_position]
+
+    def forward(
+        self,
+        hidden_states: Tensor,  # (B, T, D)
+        attention_mask: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,  # (B, S, D)
+        encoder_attention_mask: Tensor | None = None,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        def attend(x: Tensor) -> Tensor:
+            return self.self_attn(x, None, attention_mask, position_embeddings, past_key_values, **kwargs)[0]
+
+        def attend_to_source(x: Tensor) -> Tensor:
+            return self.cross_attn(x, encoder_hidden_states, encoder_attention_mask, None, past_key_values, **kwargs)[0]
+
+        hidden_states = self.residual(hidden_states, attend, self.self_attn_norm, self.dropout)
+        if encoder_hidden_states is not None:
+            hidden_states = self.residual(hidden_states, attend_to_source, self.cross_attn_norm, self.dropout)
+        return self.residual(hidden_states, self.mlp, self.mlp_norm, self.dropout)
+
+
+def make_norm(config: ScratchConfig) -> nn.Module:
+    return NORMS[config.norm_type](config.hidden_size, eps=config.layer_norm_eps)
+
+
+class ScratchEmbeddings(nn.Module):
+    """A vector for each token (section 3.4 of the paper), plus one for its position unless attention is told of it."""
+
+    def __init__(self, config: ScratchConfig, vocab_size: int):
+        super().__init__()
+        self.word_embeddings = nn.Embedding(vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
+        self.scale = config.hidden_size**0.5 if config.scale_embedding else 1.0
+        self.position_embeddings: nn.Module | None = None
+        if config.position_embedding_type == "learned":
+            self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        elif config.position_embedding_type == "sinusoidal":
+            self.position_embeddings = SinusoidalPositions(config.hidden_size)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, inputs_embeds: Tensor, position_ids: Tensor) -> Tensor:  # (B, T, D), (B or 1, T) -> (B, T, D)
+        embeddings = inputs_embeds if self.scale == 1.0 else inputs_embeds * self.scale
+        if self.position_embeddings is not None:
+            embeddings = embeddings + self.position_embeddings(position_ids).to(embeddings.dtype)
+        return self.dropout(embeddings)
+
+
+# Every argument that a model of ours knows; see `refuse_misspelt`.
+FORWARD_ARGUMENTS = {*TransformersKwargs.__annotations__, "token_type_ids", "return_dict"}
+
+
+class ScratchPreTrainedModel(PreTrainedModel):
+    """What transformers asks of every model: capabilities, initialisation, positions that can be resized."""
+
+    config: ScratchConfig
+    base_model_prefix = "model"
+    # Marks the class as custom code, for which `save_pretrained` copies the source files beside the weights.
+    _auto_class = "AutoModel"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["ScratchBlock"]
+    _skip_keys_device_placement = ["past_key_values"]
+    _supports_flash_attn = True
+    _supports_sdpa = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = True
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        FORWARD_ARGUMENTS.update(inspect.signature(cls.forward).parameters)
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """
+        | parameter              | normal       | normal_zero_output | xavier_uniform |
+        | token, position tables | N(0, range)  | N(0, range)        | Xavier         |
+        | o_proj, down_proj      | N(0, range)  | 0                  | Xavier         |
+        | every other matrix     | N(0, range)  | N(0, range)        | Xavier         |
+
+        Norm scales are 1; biases, norm shifts and the padding row are 0. Only the helpers of
+        `transformers.initialization`
+        write: they leave alone what a checkpoint has filled.
+        """
+        super()._init_weights(module)
+        if self.config.initialization == "xavier_uniform" and isinstance(module, nn.Linear | nn.Embedding):
+            init.xavier_uniform_(module.weight)
+            padding_idx = getattr(module, "padding_idx", None)
+            if padding_idx is not None and not getattr(module.weight, "_is_hf_initialized", False):
+                init.zeros_(module.weight[padding_idx])
+        elif self.config.initialization == "normal_zero_output" and getattr(module, "ends_sublayer", False):
+            init.zeros_(module.weight)
+
+    def get_position_embeddings(self) -> nn.Module:
+        """The learned table of positions.
+
+        Raises:
+            ValueError: if positions are not learned.
+        """
+        if self.config.position_embedding_type != "learned":
+            raise ValueError(
+                f"position_embedding_type={self.config.position_embedding_type!r} has no table; only 'learned' has one"
+            )
+        return self.get_encoder().base_model.embeddings.position_embeddings
+
+    def resize_position_embeddings(self, new_num_position_embeddings: int) -> None:
+        """Change the longest sequence to `new_num_position_embeddings` tokens: learned tables are cut or grown at the
+        end (new rows drawn as at the start), other kinds of positions need no table."""
+        if new_num_position_embeddings < 1:
+            raise ValueError(f"new_num_position_embeddings={new_num_position_embeddings} must be at least 1")
+        self.config.max_position_embeddings = new_num_position_embeddings
+        for module in self.modules():
+            if isinstance(module, ScratchEmbeddings) and isinstance(module.position_embeddings, nn.Embedding):
+                old = module.position_embeddings
+                new = nn.Embedding(new_num_position_embeddings, self.config.hidden_size)
+                new = new.to(old.weight.device, old.weight.dtype)
+                self._init_weights(new)
+                kept = min(len(old.weight), len(new.weight))
+                new.weight.data[:kept] = old.weight.data[:kept]
+                module.position_embeddings = new.requires_grad_(old.weight.requires_grad)
+
+
+class ScratchStack(ScratchPreTrainedModel):
+    """Embeddings, N blocks and, for pre-norm blocks, one more norm: what the encoder and the decoder share."""
+
+    _input_embed_layer = "word_embeddings"
+    _can_record_outputs = {
+        "hidden_states": ScratchBlock,
+        "attentions": OutputRecorder(ScratchAttention, index=1, layer_name="self_attn"),
+    }
+
+    def __init__(self, config: ScratchConfig, vocab_size: int, depth: int, is_causal: bool, has_source: bool = False):
+        super().__init__(config)
+        self.embeddings = ScratchEmbeddings(config, vocab_size)
+        self.layers = nn.ModuleList(ScratchBlock(config, index, is_causal, has_source) for index in range(depth))
+        self.norm = make_norm(config) if config.norm_position == "pre" else nn.Identity()
+        self.rotary = None
+        if config.position_embedding_type == "rotary":
+            self.rotary = RotaryPositions(config.head_dim, config.rope_parameters["rope_theta"])
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:  # -> (B, T, D)
+        return self.embeddings.word_embeddings(input_ids) if inputs_embeds is None else inputs_embeds
+
+    def run(
+        self,
+        inputs_embeds: Tensor,
+        attention_mask: Any,
+        position_ids: Tensor,
+        encoder_hidden_states: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Tensor:  # -> (B, T, D)
+        hidden_states = self.embeddings(inputs_embeds, position_ids)
+        position_embeddings = self.rotary(position_ids, hidden_states.dtype) if self.rotary is not None else None
+        for layer in self.layers:
+            # What gradients flow into is passed by position, where reentrant checkpointing looks for it.
+            hidden_states = layer(
+                hidden_states,
+                attention_mask,
+                encoder_hidden_states,
+                position_embeddings=position_embeddings,
+                position_ids=position_ids,
+                **kwargs,
+            )
+        return self.norm(hidden_states)
+
+    def default_positions(self, inputs_embeds: Tensor, attention_mask: Any, past_length: int | Tensor) -> Tensor:
+        """0, 1, 2, ... along each row (B or 1, T). Absolute positions count from the first real token, so that padding
+        on the left changes nothing; rotary ones need not, since only differences of positions enter attention."""
+        length = inputs_embeds.shape[1]
+        if self.embeddings.position_embeddings is not None and is_padding_mask(attention_mask):
+            return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -length:]
+        return (torch.arange(length, device=inputs_embeds.device) + past_length)[None]
+
+    def masking_config(self, kwargs: dict[str, Any]) -> ScratchConfig:
+        """The configuration to build masks with: that of the formula written out when its weights are asked for."""
+        if not kwargs.get("output_attentions") or self.config._attn_implementation == "eager":
+            return self.config
+        config = copy.copy(self.config)
+        config._attn_implementation = "eager"
+        return config
+
+    def check_inputs(
+        self,
+        input_ids: Tensor | None,
+        inputs_embeds: Tensor | None,
+        attention_mask: Any,
+        position_ids: Tensor | None,
+        past_key_values: Cache | None,
+        kwargs: dict[str, Any],
+    ) -> None:
+        """Raise a `ValueError` or `TypeError` that names what is wrong, before any matrix is multiplied. Looks at
+        names and shapes only, which a compiler evaluates once."""
+        refuse_misspelt(type(self).__name__, kwargs)
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError(
+                "give exactly one of input_ids and inputs_embeds (decoder_input_ids, decoder_inputs_embeds)"
+            )
+        if input_ids is not None and (input_ids.ndim != 2 or input_ids.is_floating_point()):
+            raise ValueError(
+                f"input_ids must be integers of shape (batch, length), got {input_ids.dtype} {tuple(input_ids.shape)}"
+            )
+        if inputs_embeds is not None and (
+            inputs_embeds.ndim != 3 or inputs_embeds.shape[-1] != self.config.hidden_size
+        ):
+            raise ValueError(
+                f"inputs_embeds must have shape (batch, length, hidden_size={self.config.hidden_size}), "
+                f"got {tuple(inputs_embeds.shape)}"
+            )
+        batch, length = (input_ids if inputs_embeds is None else inputs_embeds).shape[:2]
+        past_length = past_key_values.get_seq_length() if past_key_values is not None else 0
+        if is_padding_mask(attention_mask):
+            # A cache may hold more than the tokens given so far: prefixes learned by PEFT, slots not filled yet.
+            too_short = attention_mask.shape[1] < length
+            if (
+                attention_mask.shape[0] != batch
+                or too_short
+                or (past_key_values is None and attention_mask.shape[1] != length)
+            ):
+                raise ValueError(
+                    f"attention_mask of shape {tuple(attention_mask.shape)} does not fit input of {(batch, length)}"
+                )
+        if position_ids is not None and position_ids.shape[-1] != length:
+            raise ValueError(f"position_ids of shape {tuple(position_ids.shape)} do not fit input of length {length}")
+        limit = self.config.max_position_embeddings
+        # The length held by a static cache is a tensor; reading it would stall a GPU.
+        if (
+            self.config.position_embedding_type == "learned"
+            and isinstance(past_length, int)
+            and past_length + length > limit
+        ):
+            raise ValueError(
+                f"input of {past_length + length} tokens is longer than max_position_embeddings={limit}, the size of "
+                "the learned table of positions: truncate, or call resize_position_embeddings"
+            )
+
+
+def refuse_misspelt(model: str, arguments: dict[str, Any]) -> None:
+    """`TypeError` for a near-miss of an argument of any forward here. Other unknown names pass through, as serving
+    engines and attention backends have their own."""
+    for name in arguments.keys() - FORWARD_ARGUMENTS:
+        if nearest := difflib.get_close_matches(name, FORWARD_ARGUMENTS, n=1, cutoff=0.85):
+            raise TypeError(f"{model} got an unexpected argument {name!r}: did you mean {nearest[0]!r}?")
+
+
+def is_padding_mask(attention_mask: Any) -> bool:
+    """Whether it is a mask (B, T) of real tokens, rather than nothing or a mask that a caller has prepared in full."""
+    return isinstance(attention_mask, Tensor) and attention_mask.ndim == 2
+
+
+class ScratchEncoderModel(ScratchStack):
+    """A stack of bidirectional blocks: a contextual embedding for each token (BERT, Devlin et al., 2019)."""
+
+    config: ScratchEncoderConfig
+
+    def __init__(self, config: ScratchEncoderConfig | ScratchSeq2SeqConfig):
+        super().__init__(config, config.vocab_size, config.num_hidden_layers, is_causal=False)
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutput:
+        """
+        Args:
+            input_ids: tokens (B, T), or `inputs_embeds` (B, T, D) in their stead.
+            attention_mask: 1 for real tokens, 0 for padding (B, T); or a prepared mask (B, 1, T, T).
+            position_ids: (B, T). Where they start again, and no mask is given, a new document starts: packed documents
+                do not see each other.
+
+        `token_type_ids` is accepted and ignored: there are no segment embeddings.
+
+        Raises:
+            ValueError, TypeError: on what does not fit, with its name and shape.
+        """
+        if kwargs.pop("is_causal", None):
+            raise ValueError("is_causal=True: an encoder sees both sides; use a scratch_decoder model")
+        self.check_inputs(input_ids, inputs_embeds, attention_mask, position_ids, None, kwargs)
+        inputs_embeds = self.embed(input_ids, inputs_embeds)
+        packing = None
+        if position_ids is None:
+            position_ids = self.default_positions(inputs_embeds, attention_mask, 0)
+        elif attention_mask is None:
+            packing = find_packed_sequence_indices(position_ids.expand(len(inputs_embeds), -1))
+        mask = create_bidirectional_mask(
+            config=self.masking_config(kwargs),
+            inputs_embeds=inputs_embeds,
+            attention_mask=attention_mask,
+            and_mask_function=packed_sequence_mask_function(packing) if packing is not None else None,
+        )
+        return BaseModelOutput(last_hidden_state=self.run(inputs_embeds, mask, position_ids, **kwargs))
+
+
+class ScratchDecoderModel(ScratchStack):
+    """A stack of causal blocks: each token sees those before it (GPT, Radford et al., 2018)."""
+
+    config: ScratchDecoderConfig
+
+    def __init__(self, config: ScratchDecoderConfig):
+        super().__init__(config, config.vocab_size, config.num_hidden_layers, is_causal=True)
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast:
+        """
+        Args:
+            input_ids: the new tokens (B, T), or `inputs_embeds` (B, T, D) in their stead.
+            attention_mask: 1 for real tokens, 0 for padding, of those in the cache and the new ones (B, past + T).
+            position_ids: (B, T). Where they start again, and neither mask nor cache is given, a new document starts:
+                packed documents do not see each other.
+            past_key_values: keys and values of earlier tokens.
+            use_cache: return such a cache.
+
+        Raises:
+            ValueError, TypeError: on what does not fit, with its name and shape.
+        """
+        self.check_inputs(input_ids, inputs_embeds, attention_mask, position_ids, past_key_values, kwargs)
+        inputs_embeds, mask, position_ids = self.prepare(
+            input_ids, inputs_embeds, attention_mask, position_ids, past_key_values, kwargs
+        )
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        hidden_states = self.run(inputs_embeds, mask, position_ids, past_key_values=past_key_values, **kwargs)
+        return BaseModelOutputWithPast(last_hidden_state=hidden_states, past_key_values=past_key_values)
+
+    def prepare(
+        self,
+        input_ids: Tensor | None,
+        inputs_embeds: Tensor | None,
+        attention_mask: Any,
+        position_ids: Tensor | None,
+        past_key_values: Cache | None,
+        kwargs: dict[str, Any],
+    ) -> tuple[Tensor, Any, Tensor]:
+        """Embeddings, causal mask and positions. Called before an empty cache is made, which would hide from the mask
+        that documents are packed; and the mask is told of positions only if the caller chose them, since under a
+        compiler their mere presence costs the mask-free kernels."""
+        inputs_embeds = self.embed(input_ids, inputs_embeds)
+        mask = create_causal_mask(
+            config=self.masking_config(kwargs),
+            inputs_embeds=inputs_embeds,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            position_ids=position_ids,
+        )
+        if position_ids is None:
+            past_length = past_key_values.get_seq_length() if past_key_values is not None else 0
+            position_ids = self.default_positions(inputs_embeds, attention_mask, past_length)
+        return inputs_embeds, mask, position_ids
+
+
+class ScratchSeq2SeqDecoder(ScratchDecoderModel):
+    """The decoder of a translator: causal blocks that also attend to the encoder's output."""
+
+    config: ScratchSeq2SeqConfig
+    _can_record_outputs = {
+        **ScratchStack._can_record_outputs,
+        "cross_attentions": OutputRecorder(ScratchAttention, index=1, layer_name="cross_attn"),
+    }
+
+    def __init__(self, config: ScratchSeq2SeqConfig):
+        ScratchStack.__init__(
+            self, config, config.decoder_vocab_size, config.decoder_layers, is_causal=True, has_source=True
+        )
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,  # (B, S, D)
+        encoder_attention_mask: Tensor | None = None,  # (B, S)
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        """As `ScratchDecoderModel.forward`, with the encoder's output and its padding mask."""
+        self.check_inputs(input_ids, inputs_embeds, attention_mask, position_ids, past_key_values, kwargs)
+        own_cache = past_key_values
+        if isinstance(past_key_values, EncoderDecoderCache):
+            own_cache = past_key_values.self_attention_cache
+        inputs_embeds, mask, position_ids = self.prepare(
+            input_ids, inputs_embeds, attention_mask, position_ids, own_cache, kwargs
+        )
+        if encoder_hidden_states is not None:
+            encoder_attention_mask = create_bidirectional_mask(
+                config=self.masking_config(kwargs),
+                inputs_embeds=inputs_embeds,
+                attention_mask=encoder_attention_mask,
+                encoder_hidden_states=encoder_hidden_states,
+            )
+        if use_cache and past_key_values is None:
+            past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
+        hidden_states = self.run(
+            inputs_embeds,
+            mask,
+            position_ids,
+            encoder_hidden_states,
+            encoder_attention_mask=encoder_attention_mask,
+            past_key_values=past_key_values,
+            **kwargs,
+        )
+        return BaseModelOutputWithPastAndCrossAttentions(
+            last_hidden_state=hidden_states, past_key_values=past_key_values
+        )
+
+
+class ScratchSeq2SeqModel(ScratchPreTrainedModel):
+    """Encoder and decoder, as in figure 1 of the paper. The two lengths differ freely."""
+
+    config: ScratchSeq2SeqConfig
+    _tied_weights_keys = {
+        "decoder.embeddings.word_embeddings.weight": "encoder.embeddings.word_embeddings.weight",
+    }
+
+    def __init__(self, config: ScratchSeq2SeqConfig):
+        super().__init__(config)
+        self.encoder = ScratchEncoderModel(config)
+        self.decoder = ScratchSeq2SeqDecoder(config)
+        self.post_init()
+
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        # transformers ties nothing once the head is untied; here the two token tables have a field of their own.
+        if all_submodels:
+            return super().get_expanded_tied_weights_keys(all_submodels=True)
+        return dict(self._tied_weights_keys) if self.config.share_encoder_decoder_embeddings else {}
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.encoder.get_input_embeddings()
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.encoder.set_input_embeddings(value)
+        if self.config.share_encoder_decoder_embeddings:
+            self.decoder.set_input_embeddings(value)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> Seq2SeqModelOutput:
+        """
+        Args:
+            input_ids, attention_mask, inputs_embeds: the source, (B, S), (B, S), (B, S, D).
+            decoder_input_ids, decoder_attention_mask, decoder_inputs_embeds: the target so far, (B, T), (B, T), (B, T,
+            D).
+            encoder_outputs: the encoder's output, if it has run before.
+            past_key_values: an `EncoderDecoderCache` of earlier target tokens.
+        """
+        if encoder_outputs is None:
+            encoder_outputs = self.encoder(
+                input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
+            )
+        elif not isinstance(encoder_outputs, BaseModelOutput):
+            encoder_outputs = BaseModelOutput(*encoder_outputs)
+        decoder_outputs = self.decoder(
+            input_ids=decoder_input_ids,
+            attention_mask=decoder_attention_mask,
+            encoder_hidden_states=encoder_outputs.last_hidden_state,
+            encoder_attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            inputs_embeds=decoder_inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        return Seq2SeqModelOutput(
+            last_hidden_state=decoder_outputs.last_hidden_state,
+            past_key_values=decoder_outputs.past_key_values,
+            decoder_hidden_states=decoder_outputs.hidden_states,
+            decoder_attentions=decoder_outputs.attentions,
+            cross_attentions=decoder_outputs.cross_attentions,
+            encoder_last_hidden_state=encoder_outputs.last_hidden_state,
+            encoder_hidden_states=encoder_outputs.hidden_states,
+            encoder_attentions=encoder_outputs.attentions,
+        )
+
+
+__all__ = ["ScratchPreTrainedModel", "ScratchEncoderModel", "ScratchDecoderModel", "ScratchSeq2SeqModel"]

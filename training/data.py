@@ -1,0 +1,365 @@
+"""Corpora: rows read through `datasets`, cleaned, tokenised once into flat arrays, and cut into batches.
+
+The order of batches is a pure function of the seed and the place in the run (epoch, part): no generator carries state
+from one batch to the next, so a resumed run sees exactly the batches it would have seen.
+"""
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import IterableDataset, load_dataset
+from torch.utils.data import DataLoader, Dataset
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from hf_scratch_transformer.tokenization import train_tokenizer
+
+from .arguments import Data, Recipe, RecipeError
+
+FAMILIES = {"translation": "seq2seq", "causal_lm": "decoder", "masked_lm": "encoder"}
+BUILDERS = {"txt": "text", "tokens": "text", "json": "json", "jsonl": "json", "csv": "csv", "tsv": "csv", "parquet": "parquet"}
+CHUNK = 10_000  # rows handled at once
+MISSING = "\ufffd"  # what a byte that is not UTF-8 is read as
+
+Columns = dict[str, list[Any]]
+
+
+# --- Rows -----------------------------------------------------------------------------------------------------------
+
+
+def read(data: Data, role: str, extra: str | None = None, skip: int = 0) -> Iterator[Columns]:
+    """Chunks of rows of one split, as {name the objective uses: values}; `extra` is a further column to bring along.
+
+    Raises RecipeError when the split, a file or a column is not there.
+    """
+    source, part = _find(data, role)
+    if part is None:
+        chunks = source(skip)
+    elif data.streaming and role == "train":
+        raise RecipeError(f"data.splits.{role}: a part of a split needs its length, which a stream does not know")
+    else:
+        chunks = _part(source(0), part, role)
+    wanted = data.columns | ({extra: extra} if extra else {})
+    for chunk in chunks:
+        absent = [column for column in wanted.values() if column not in chunk]
+        if absent:
+            raise RecipeError(f"data.columns: {absent[0]!r} is not a column of {role}, which has {', '.join(chunk)}")
+        yield {name: chunk[column] for name, column in wanted.items()}
+
+
+def _find(data: Data, role: str) -> tuple[Callable[[int], Iterator[Columns]], tuple[float, float] | None]:
+    """How to read the first name of the role that exists, and the part of it that is asked for."""
+    path = Path(data.path).expanduser()
+    tried = []
+    for candidate in data.splits[role]:
+        match = re.fullmatch(r"(?P<name>[^\[\]]*)(\[(?P<first>\d*)%?:(?P<last>\d*)%?\])?", candidate)
+        if match is None:
+            raise RecipeError(f"data.splits.{role}: {candidate!r} is not of the form name or name[10%:90%]")
+        part = None
+        if candidate.endswith("]"):
+            part = (int(match["first"] or 0) / 100, int(match["last"] or 100) / 100)
+        if not path.exists():
+            return _hub(data, candidate if part else match["name"], role), None
+        files = _files(path, match["name"], data)
+        if files:
+            return (lambda skip: _local(files, data, skip)), part
+        tried.append(match["name"])
+    raise RecipeError(f"data.splits.{role}: {path} holds no {' or '.join(tried)}")
+
+
+def _files(path: Path, name: str, data: Data) -> dict[str, Path]:
+    """The files of a split: {column: file} for parallel text, {"": file} for one file with all columns."""
+    if path.is_file():
+        return {"": path}
+    if (path / name).is_file():
+        return {"": path / name}
+    parallel = {column: path / f"{name}.{column}" for column in data.columns.values()}
+    if all(file.is_file() for file in parallel.values()):
+        return parallel
+    for file in (path / f"{name}.{suffix}" for suffix in BUILDERS):
+        if file.is_file():
+            return {"": file}
+    return {}
+
+
+def _local(files: Mapping[str, Path], data: Data, skip: int) -> Iterator[Columns]:
+    """Rows of one file, or of parallel text files read side by side."""
+    if "" in files:
+        file = files[""]
+        suffixes = [suffix.lstrip(".") for suffix in file.suffixes]
+        builder = next((BUILDERS[suffix] for suffix in reversed(suffixes) if suffix in BUILDERS), "text")
+        yield from _stream(builder, file, data.sample_by, skip)
+        return
+    streams = {column: _stream("text", file, "line", skip) for column, file in files.items()}
+    while True:
+        chunks = {column: next(stream, {"text": []})["text"] for column, stream in streams.items()}
+        lengths = {column: len(chunk) for column, chunk in chunks.items()}
+        if len(set(lengths.values())) > 1:
+            raise RecipeError(f"{', '.join(map(str, files.values()))}: not parallel, one has fewer lines than the other")
+        if not any(lengths.values()):
+            return
+        yield chunks
+
+
+def _stream(builder: str, file: Path, sample_by: str, skip: int) -> Iterator[Columns]:
+    options: dict[str, Any] = {} if builder == "parquet" else {"encoding_errors": "replace"}
+    if builder == "text":
+        options["sample_by"] = sample_by
+    if file.suffix == ".tsv":
+        options["sep"] = "\t"
+    try:
+        rows = load_dataset(builder, data_files=str(file), split="train", streaming=True, **options)
+        yield from rows.skip(skip).iter(CHUNK)
+    except RecipeError:
+        raise
+    except Exception as error:  # each reader raises its own kind
+        raise RecipeError(f"{file}: cannot be read as {builder}: {' '.join(str(error).split())}") from error
+
+
+def _hub(data: Data, split: str, role: str) -> Callable[[int], Iterator[Columns]]:
+    streaming = data.streaming and role == "train"
+
+    def rows(skip: int) -> Iterator[Columns]:
+        try:
+            dataset = load_dataset(data.path, data.name, split=split, revision=data.revision, streaming=streaming)
+        except Exception as error:  # no network, no such dataset, no such split: each has its own kind
+            reason = " ".join(str(error).split())
+            raise RecipeError(f"data.path: {data.path!r} is no file here, and not to be had from the Hub: {reason}") from error
+        rest = dataset.skip(skip) if isinstance(dataset, IterableDataset) else dataset.select(range(skip, len(dataset)))
+        yield from rest.iter(CHUNK)
+
+    return rows
+
+
+def _part(chunks: Iterator[Columns], part: tuple[float, float], role: str) -> Iterator[Columns]:
+    """Some hundredths of the rows; of the characters, where a single row holds the whole text."""
+    whole: Columns = {}
+    for chunk in chunks:
+        for column, values in chunk.items():
+            whole.setdefault(column, []).extend(values)
+    for column, values in whole.items():
+        rows: Any = values[0] if len(values) == 1 and isinstance(values[0], str) else values
+        first, last = (int(len(rows) * share) for share in part)
+        whole[column] = [rows[first:last]] if isinstance(rows, str) else rows[first:last]
+    if not any(any(values) for values in whole.values()):
+        raise RecipeError(f"data.splits.{role}: the part asked for is empty")
+    yield whole
+
+
+def clean(chunks: Iterable[Columns], columns: Iterable[str], refused: Counter, empty_allowed: bool) -> Iterator[Columns]:
+    """Only the usable rows; the others are counted in `refused` by what is wrong with them."""
+    columns = tuple(columns)
+    for chunk in chunks:
+        keep = []
+        for row, texts in enumerate(zip(*(chunk[column] for column in columns), strict=True)):
+            if not all(isinstance(text, str) for text in texts):
+                refused["not text"] += 1
+            elif not empty_allowed and not all(text.strip() for text in texts):
+                refused["empty"] += 1
+            elif any(MISSING in text for text in texts):
+                refused["broken UTF-8"] += 1
+            else:
+                keep.append(row)
+        if len(keep) == len(chunk[columns[0]]):
+            yield chunk
+        elif keep:
+            yield {column: [values[row] for row in keep] for column, values in chunk.items()}
+
+
+# --- Tokens ---------------------------------------------------------------------------------------------------------
+
+
+def make_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
+    """The tokenizer of the recipe: loaded when it names one, else trained on the training split."""
+    spec = recipe.tokenizer
+    if spec.path is not None:
+        try:
+            return AutoTokenizer.from_pretrained(spec.path)
+        except (OSError, ValueError) as error:
+            raise RecipeError(f"tokenizer.path: {spec.path!r}: {' '.join(str(error).split())[:300]}") from error
+    columns = tuple(recipe.data.columns)
+    chunks = clean(read(recipe.data, "train"), columns, Counter(), recipe.objective != "translation")
+    texts = (text for chunk in chunks for column in columns for text in chunk[column])
+    try:
+        return train_tokenizer(
+            texts,
+            family=FAMILIES[recipe.objective],
+            algorithm=spec.algorithm,
+            vocab_size=spec.vocab_size,
+            min_frequency=spec.min_frequency,
+            lowercase=spec.lowercase,
+        )
+    except ValueError as error:
+        raise RecipeError(f"tokenizer: {error}") from error
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Many token sequences end to end in one array: sequence i is `tokens[offsets[i] : offsets[i + 1]]`."""
+
+    tokens: np.ndarray  # [all tokens] int32
+    offsets: np.ndarray  # [sequences + 1] int64
+
+    @classmethod
+    def of(cls, lists: Iterable[list[int]]) -> "Sequences":
+        """From one list of token ids a sequence."""
+        lists = list(lists)
+        offsets = np.zeros(len(lists) + 1, np.int64)
+        np.cumsum([len(ids) for ids in lists], out=offsets[1:])
+        tokens = np.fromiter((token for ids in lists for token in ids), np.int32, offsets[-1])
+        return cls(tokens, offsets)
+
+    @classmethod
+    def join(cls, many: "list[Sequences]") -> "Sequences":
+        """All sequences of several sets, in order."""
+        lengths = np.concatenate([each.lengths for each in many])
+        return cls(np.concatenate([each.tokens for each in many]), np.concatenate([[0], np.cumsum(lengths)]))
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """[sequences] int64"""
+        return np.diff(self.offsets)
+
+    def take(self, rows: np.ndarray) -> "Sequences":
+        """The sequences of `rows`, in that order."""
+        return Sequences.join([Sequences(self.tokens[a:b], np.array([0, b - a])) for a, b in self._bounds(rows)])
+
+    def padded(self, rows: np.ndarray, fill: int, multiple: int = 1) -> np.ndarray:
+        """[rows, longest of them] int64, filled up on the right; the width is rounded up to a multiple."""
+        starts, lengths = self.offsets[rows], self.offsets[rows + 1] - self.offsets[rows]
+        columns = np.arange(-(-int(lengths.max()) // multiple) * multiple)
+        real = columns < lengths[:, None]
+        out = np.full(real.shape, fill, np.int64)
+        out[real] = self.tokens[(starts[:, None] + columns)[real]]
+        return out
+
+    def _bounds(self, rows: np.ndarray) -> Iterator[tuple[int, int]]:
+        return zip(self.offsets[rows].tolist(), self.offsets[rows + 1].tolist(), strict=True)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A tokenised split, or one part of a streamed one."""
+
+    columns: dict[str, Sequences]  # what the objective reads
+    texts: Columns = field(default_factory=dict)  # the raw rows, kept where they are scored against
+    refused: Counter = field(default_factory=Counter)  # rows left out, by reason
+    rows_read: int = 0
+
+    def fingerprint(self) -> str:
+        """SHA-256 over all tokens and boundaries: two corpora that train alike have the same."""
+        digest = hashlib.sha256()
+        for name, sequences in sorted(self.columns.items()):
+            for array in (sequences.tokens, sequences.offsets):
+                digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()
+
+
+def load(recipe: Recipe, role: str, encode: Callable[[list[str]], list[list[int]]], keep_texts: bool = False) -> Corpus:
+    """A whole split in memory, tokenised."""
+    chunks = read(recipe.data, role, extra=recipe.evaluation.group_by if role == "test" else None)
+    return tokenised(recipe, role, chunks, encode, keep_texts)
+
+
+def tokenised(
+    recipe: Recipe, role: str, chunks: Iterable[Columns], encode: Callable[[list[str]], list[list[int]]], keep_texts: bool
+) -> Corpus:
+    """Clean and tokenise rows; malformed ones are counted and skipped, or refused, as the recipe says.
+
+    Raises RecipeError when rows are malformed and the recipe refuses that, or when none is left.
+    """
+    pairs = recipe.objective == "translation"
+    names = tuple(recipe.data.columns)
+    refused: Counter = Counter()
+    counted = _Counted(chunks)
+    parts: dict[str, list[Sequences]] = {name: [] for name in names}
+    texts: Columns = {}
+    for chunk in clean(counted, names, refused, empty_allowed=not pairs):
+        encoded = {name: Sequences.of(encode(chunk[name])) for name in names}
+        if pairs:
+            longest = np.max([sequences.lengths for sequences in encoded.values()], axis=0)
+            rows = np.flatnonzero(longest <= recipe.data.max_length)
+            if len(rows) < len(longest):
+                refused["too long"] += len(longest) - len(rows)
+                encoded = {name: sequences.take(rows) for name, sequences in encoded.items()} if len(rows) else {}
+                chunk = {name: [values[row] for row in rows] for name, values in chunk.items()}
+        for name, sequences in encoded.items():
+            parts[name].append(sequences)
+        if keep_texts:
+            for name, values in chunk.items():
+                texts.setdefault(name, []).extend(values)
+    if refused and recipe.data.malformed == "refuse":
+        raise RecipeError(f"data.splits.{role}: malformed rows ({describe(refused)}) and data.malformed is refuse")
+    if not any(parts.values()):
+        raise RecipeError(f"data.splits.{role}: no usable row ({describe(refused) or 'it is empty'})")
+    return Corpus({name: Sequences.join(parts[name]) for name in names}, texts, refused, counted.rows)
+
+
+def describe(refused: Counter) -> str:
+    """`12 empty, 3 too long`"""
+    return ", ".join(f"{count} {reason}" for reason, count in refused.most_common())
+
+
+class _Counted:
+    """The same chunks, with the number of their rows."""
+
+    def __init__(self, chunks: Iterable[Columns]) -> None:
+        self.chunks, self.rows = chunks, 0
+
+    def __iter__(self) -> Iterator[Columns]:
+        for chunk in self.chunks:
+            self.rows += len(next(iter(chunk.values())))
+            yield chunk
+
+
+# --- Batches --------------------------------------------------------------------------------------------------------
+
+
+def bucket(lengths: np.ndarray, budget: int, rng: np.random.Generator | None = None) -> list[np.ndarray]:
+    """Cut rows into batches of like length within a budget of padded tokens.
+
+    Args:
+        lengths: [rows, sides] tokens of each side of each row.
+        budget: the most that rows × longest side of a batch may be; no row may be longer.
+        rng: which of the rows of equal lengths come together, and the order of the batches; without it both are fixed.
+
+    Returns row numbers, one array a batch; every row is in exactly one.
+    """
+    longest = lengths.max(axis=1)
+    ties = rng.random(len(lengths)) if rng is not None else np.arange(len(lengths))
+    order = np.lexsort((ties, *lengths.T, longest))
+    ranked = longest[order]
+    batches, start = [], 0
+    while start < len(order):
+        ahead = ranked[start : start + max(1, budget // ranked[start])]
+        size = max(1, int(np.searchsorted(ahead * np.arange(1, len(ahead) + 1), budget, side="right")))
+        batches.append(order[start : start + size])
+        start += size
+    if rng is not None:
+        batches = [batches[i] for i in rng.permutation(len(batches))]
+    return batches
+
+
+class Batches(Dataset):
+    """The batches of one part of an epoch: item i is built when asked for, in whichever process asks."""
+
+    def __init__(self, plan: list[Any], collate: Callable[[Any, np.random.Generator], dict], key: tuple[int, ...]) -> None:
+        self.plan, self.collate, self.key = plan, collate, key
+
+    def __len__(self) -> int:
+        return len(self.plan)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return self.collate(self.plan[index], np.random.default_rng((*self.key, index)))
+
+    def loader(self, start: int, workers: int, pin: bool) -> DataLoader:
+        """From batch `start` to the end, in order."""
+        return DataLoader(
+            self, batch_size=None, sampler=range(start, len(self)), num_workers=workers, pin_memory=pin
+        )

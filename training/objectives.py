@@ -1,0 +1,293 @@
+"""The three objectives: each says how rows become batches and what is predicted; the loop around them is one."""
+
+import inspect
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+from .arguments import Recipe, RecipeError
+from .data import Corpus, bucket
+
+Batch = dict[str, Tensor]
+IGNORED = -100  # label of a position without a target
+
+
+class Objective(ABC):
+    """What differs between the objectives. `targets` names the batch entry that holds the labels."""
+
+    auto_model: ClassVar[Any]
+    targets: ClassVar[str] = "labels"
+
+    def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> None:
+        self.recipe, self.tokenizer = recipe, tokenizer
+
+    @abstractmethod
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """Token ids of each text, special tokens included."""
+
+    @abstractmethod
+    def plan(self, corpus: Corpus, rng: np.random.Generator | None) -> list[Any]:
+        """The batches of one pass over the corpus, as references into it; without `rng` in a fixed order."""
+
+    @abstractmethod
+    def collate(self, corpus: Corpus, item: Any, rng: np.random.Generator, step: int) -> Batch:
+        """One batch from an item of the plan. Every random draw comes from `rng`."""
+
+    def loss(self, model: torch.nn.Module, batch: Batch, label_smoothing: float = 0.0) -> Tensor:
+        """Cross-entropy in nats, summed over the real targets of the batch.
+
+        Our models compute head and loss on real targets alone (`loss_only`); from others the logits are taken.
+        """
+        if _accepts(model, "loss_only"):
+            return model(**batch, num_items_in_batch=1, loss_only=True, label_smoothing=label_smoothing).loss
+        logits, targets = self.predict(model, batch)
+        return F.cross_entropy(logits, targets, reduction="sum", label_smoothing=label_smoothing)
+
+    def predict(self, model: torch.nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Logits [real targets, vocabulary] and the targets [real targets]."""
+        inputs = {name: values for name, values in batch.items() if name != self.targets}
+        targets = batch[self.targets]
+        real = targets != IGNORED
+        return model(**inputs).logits[real].float(), targets[real]
+
+    def score(self, model: torch.nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """What an evaluation adds up over batches."""
+        return {"nats": self.loss(model, batch)}
+
+    def summary(self, sums: Mapping[str, float], targets: int, corpus: Corpus) -> dict[str, float]:
+        """The metrics, from what `score` added up over a corpus with that many targets."""
+        loss = sums["nats"] / targets
+        return {"loss": loss, "perplexity": math.exp(min(loss, 700))}
+
+    def examples(self, corpus: Corpus) -> int:
+        """How many rows one pass holds."""
+        return len(next(iter(corpus.columns.values())).lengths)
+
+
+class Translation(Objective):
+    """Source to target with teacher forcing, in length-bucketed batches."""
+
+    auto_model = AutoModelForSeq2SeqLM
+
+    def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> None:
+        super().__init__(recipe, tokenizer)
+        if tokenizer.eos_token_id is None or tokenizer.pad_token_id is None:
+            raise RecipeError("tokenizer: a translator needs an end-of-sentence and a padding token")
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        return self.tokenizer(texts, return_attention_mask=False)["input_ids"]
+
+    def plan(self, corpus: Corpus, rng: np.random.Generator | None) -> list[np.ndarray]:
+        lengths = np.stack([corpus.columns["source"].lengths, corpus.columns["target"].lengths], axis=1)
+        return bucket(lengths, self.recipe.data.batch_tokens, rng)
+
+    def collate(self, corpus: Corpus, item: np.ndarray, rng: np.random.Generator, step: int) -> Batch:
+        pad = self.tokenizer.pad_token_id
+        source = corpus.columns["source"].padded(item, pad)
+        batch = {"input_ids": source, "labels": corpus.columns["target"].padded(item, IGNORED)}
+        lengths = corpus.columns["source"].lengths[item]
+        batch["attention_mask"] = (np.arange(source.shape[1]) < lengths[:, None]).astype(np.int64)
+        return {name: torch.from_numpy(values) for name, values in batch.items()}
+
+    def loss(self, model: torch.nn.Module, batch: Batch, label_smoothing: float = 0.0) -> Tensor:
+        alpha = self.recipe.optimisation.r_drop
+        if not (alpha and model.training):
+            return super().loss(model, batch, label_smoothing)
+        # R-Drop (Wu et al. 2021): two dropout masks, their mean loss, and the symmetric divergence of what they predict.
+        # Both terms carry half the paper's scale, so that a learning rate means the same with and without.
+        logits, targets = self.predict(model, {name: values.repeat(2, 1) for name, values in batch.items()})
+        loss = F.cross_entropy(logits, targets, reduction="sum", label_smoothing=label_smoothing) / 2
+        one, two = logits.log_softmax(-1).chunk(2)
+        divergence = ((one.exp() - two.exp()) * (one - two)).sum() / 2  # KL(one, two) + KL(two, one), halved
+        return loss + alpha / 2 * divergence
+
+    def predict(self, model: torch.nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        shifted = unwrapped(model).prepare_decoder_input_ids_from_labels(batch["labels"])
+        return super().predict(model, {**batch, "decoder_input_ids": shifted})
+
+    @torch.inference_mode()
+    def translate(self, model: PreTrainedModel, corpus: Corpus, rows: np.ndarray, num_beams: int) -> list[str]:
+        """Translations of some rows, in the order of `rows`.
+
+        Sentences of like length are decoded together, so that little time goes into padding and finished rows.
+        """
+        sources = corpus.columns["source"]
+        lengths = sources.lengths[rows][:, None]
+        texts: list[str] = [""] * len(rows)
+        # A beam is a row of its own, with a cache as long as the output.
+        for batch in bucket(lengths, max(self.recipe.data.batch_tokens // num_beams, int(lengths.max()))):
+            encoded = self.collate(corpus, rows[batch], np.random.default_rng(0), 0)
+            del encoded["labels"]
+            limit = min(self.recipe.data.max_length, 2 * encoded["input_ids"].shape[1] + 10)
+            output = model.generate(
+                **{name: values.to(model.device) for name, values in encoded.items()},
+                num_beams=num_beams,
+                max_new_tokens=limit,
+                length_penalty=self.recipe.evaluation.length_penalty if num_beams > 1 else None,
+            )
+            decoded = self.tokenizer.batch_decode(output, skip_special_tokens=True)
+            for row, text in zip(batch, decoded, strict=True):
+                texts[row] = text.strip()
+        return texts
+
+
+class _Windows(Objective):
+    """What the two language models share: documents end to end in one stream, cut into full windows."""
+
+    def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> None:
+        super().__init__(recipe, tokenizer)
+        self.window = recipe.data.window
+
+    def plan(self, corpus: Corpus, rng: np.random.Generator | None) -> list[np.ndarray]:
+        """Batches of windows, each [windows, 2]: first token, and the one after the last."""
+        size, end = self.window, self.end(corpus)
+        if end < 1:
+            raise RecipeError("data: the corpus is too short for a single prediction")
+        if rng is not None and self.recipe.data.random_windows:
+            starts = rng.integers(0, max(1, end - size + 1), size=max(1, end // size))
+            windows = np.stack([starts, np.minimum(starts + size, end)], axis=1)
+        else:
+            # Another phase each time: no token is always the first of its window, and none is left out.
+            phase = size if rng is None else int(rng.integers(1, size + 1))
+            edges = np.unique(np.concatenate([[0], np.arange(phase, end, size), [end]]))
+            windows = np.stack([edges[:-1], edges[1:]], axis=1)
+            if rng is not None:
+                windows = windows[rng.permutation(len(windows))]
+        rows = max(1, self.recipe.data.batch_tokens // size)
+        return [windows[start : start + rows] for start in range(0, len(windows), rows)]
+
+    @abstractmethod
+    def end(self, corpus: Corpus) -> int:
+        """How many tokens of the stream can be the input of a prediction."""
+
+    def cut(self, corpus: Corpus, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Places in the stream and whether they are real, both [windows, window], and positions in separate documents."""
+        starts, stops = windows[:, :1], windows[:, 1:]
+        places = starts + np.arange(int((stops - starts).max()))
+        real = places < stops
+        places = np.minimum(places, stops - 1)
+        if not self.recipe.data.separate_documents:
+            return places, real, None
+        offsets = corpus.columns["text"].offsets
+        document = offsets[np.searchsorted(offsets, places, side="right") - 1]
+        return places, real, places - np.maximum(document, starts)
+
+
+class CausalLM(_Windows):
+    """The next token, from those before it."""
+
+    auto_model = AutoModelForCausalLM
+    targets = "shift_labels"
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        ids = self.tokenizer(texts, return_attention_mask=False)["input_ids"]
+        # One row that is the whole text has no end to learn.
+        whole = self.recipe.data.sample_by == "document" and len(texts) == 1
+        end = [] if whole or self.tokenizer.eos_token_id is None else [self.tokenizer.eos_token_id]
+        return [row + end for row in ids]
+
+    def end(self, corpus: Corpus) -> int:
+        return len(corpus.columns["text"].tokens) - 1
+
+    def collate(self, corpus: Corpus, item: np.ndarray, rng: np.random.Generator, step: int) -> Batch:
+        stream = corpus.columns["text"].tokens
+        places, real, positions = self.cut(corpus, item)
+        batch = {"input_ids": stream[places], "shift_labels": np.where(real, stream[places + 1], IGNORED)}
+        if positions is not None:
+            batch["position_ids"] = positions
+        return {name: torch.from_numpy(values.astype(np.int64)) for name, values in batch.items()}
+
+    def summary(self, sums: Mapping[str, float], targets: int, corpus: Corpus) -> dict[str, float]:
+        return super().summary(sums, targets, corpus) | {
+            "bits_per_byte": sums["nats"] / math.log(2) / corpus.bytes,
+            "word_perplexity": math.exp(min(sums["nats"] / corpus.words, 700)),
+        }
+
+
+class MaskedLM(_Windows):
+    """Hidden tokens, from both sides (BERT, Devlin et al. 2019)."""
+
+    auto_model = AutoModelForMaskedLM
+
+    def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> None:
+        super().__init__(recipe, tokenizer)
+        if tokenizer.mask_token_id is None:
+            raise RecipeError("tokenizer: masked language modelling needs a mask token")
+        pieces = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+        self.special = np.isin(np.arange(len(pieces)), tokenizer.all_special_ids)
+        byte_level = any(piece.startswith("Ġ") for piece in pieces)
+        self.inside = np.array([not p.startswith("Ġ") if byte_level else p.startswith("##") for p in pieces]) & ~self.special
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        return self.tokenizer(texts, return_attention_mask=False)["input_ids"]
+
+    def end(self, corpus: Corpus) -> int:
+        return len(corpus.columns["text"].tokens)
+
+    def fraction(self, step: int) -> float:
+        """The share of tokens hidden at a step: constant, or on a straight line between two values."""
+        first, last = self.recipe.optimisation.mask_fraction[0], self.recipe.optimisation.mask_fraction[-1]
+        return first + (last - first) * min(1.0, step / (self.recipe.optimisation.max_steps or 1))
+
+    def collate(self, corpus: Corpus, item: np.ndarray, rng: np.random.Generator, step: int) -> Batch:
+        places, real, positions = self.cut(corpus, item)
+        tokens = corpus.columns["text"].tokens[places].astype(np.int64)
+        draw = rng.random(tokens.shape)
+        if self.recipe.optimisation.whole_word_masking:
+            word = np.maximum.accumulate(np.where(self.inside[tokens], 0, np.arange(tokens.shape[1])), axis=1)
+            draw = np.take_along_axis(draw, word, axis=1)  # one draw a word: its pieces are hidden together
+        fraction = self.fraction(step)
+        hidden = (draw < fraction) & real & ~self.special[tokens]
+        # Of the hidden tokens 80% show the mask, 10% another token and 10% themselves.
+        fate = rng.random(tokens.shape)
+        shown = np.where(hidden & (fate < 0.8), self.tokenizer.mask_token_id, tokens)
+        shown = np.where(hidden & (fate >= 0.9), rng.integers(0, len(self.special), tokens.shape), shown)
+        batch = {"input_ids": shown, "labels": np.where(hidden, tokens, IGNORED)}
+        if positions is not None:
+            batch["position_ids"] = positions
+        elif not real.all():
+            batch["attention_mask"] = real.astype(np.int64)
+        return {name: torch.from_numpy(values) for name, values in batch.items()}
+
+    def score(self, model: torch.nn.Module, batch: Batch) -> dict[str, Tensor]:
+        logits, targets = self.predict(model, batch)
+        correct = (logits.argmax(-1) == targets).sum()
+        return {"nats": F.cross_entropy(logits, targets, reduction="sum"), "correct": correct}
+
+    def summary(self, sums: Mapping[str, float], targets: int, corpus: Corpus) -> dict[str, float]:
+        return super().summary(sums, targets, corpus) | {"masked_accuracy": sums["correct"] / targets}
+
+
+OBJECTIVES: dict[str, type[Objective]] = {"translation": Translation, "causal_lm": CausalLM, "masked_lm": MaskedLM}
+
+
+def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
+    """The model inside DistributedDataParallel and torch.compile."""
+    while True:
+        inner = getattr(model, "_orig_mod", None) or getattr(model, "module", None)
+        if not isinstance(inner, torch.nn.Module):
+            return model
+        model = inner
+
+
+def _accepts(model: torch.nn.Module, name: str) -> bool:
+    kind = type(unwrapped(model))
+    if (kind, name) not in _signatures:
+        _signatures[kind, name] = name in inspect.signature(kind.forward).parameters
+    return _signatures[kind, name]
+
+
+_signatures: dict[tuple[type, str], bool] = {}  # reading a signature costs more than a small batch
