@@ -211,6 +211,10 @@ class ScratchPreTrainedModel(PreTrainedModel):
         super().__init_subclass__(**kwargs)
         FORWARD_ARGUMENTS.update(inspect.signature(cls.forward).parameters)
 
+    def __init__(self, config: ScratchConfig):
+        config.validate_architecture()  # again: fields may have been set since it was made
+        super().__init__(config)
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """
@@ -380,9 +384,14 @@ class ScratchStack(ScratchPreTrainedModel):
 def refuse_misspelt(model: str, arguments: dict[str, Any]) -> None:
     """`TypeError` for a near-miss of an argument of any forward here. Other unknown names pass through, as serving
     engines and attention backends have their own."""
-    for name in arguments.keys() - FORWARD_ARGUMENTS:
-        if nearest := difflib.get_close_matches(name, FORWARD_ARGUMENTS, n=1, cutoff=0.85):
-            raise TypeError(f"{model} got an unexpected argument {name!r}: did you mean {nearest[0]!r}?")
+    for name in arguments:
+        if name not in FORWARD_ARGUMENTS and (nearest := nearest_argument(name)):
+            raise TypeError(f"{model} got an unexpected argument {name!r}: did you mean {nearest!r}?")
+
+
+@torch.compiler.assume_constant_result  # a compiler calls it once and does not look inside
+def nearest_argument(name: str) -> str | None:
+    return next(iter(difflib.get_close_matches(name, FORWARD_ARGUMENTS, n=1, cutoff=0.85)), None)
 
 
 def is_padding_mask(attention_mask: Any) -> bool:

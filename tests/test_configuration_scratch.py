@@ -1,0 +1,116 @@
+"""The configurations: derived values, refusals, and what survives a save."""
+
+import json
+
+import pytest
+
+from hf_scratch_transformer import ScratchDecoderConfig, ScratchEncoderConfig, ScratchEncoderModel, ScratchSeq2SeqConfig
+
+from . import tiny
+
+
+def test_derived_values():
+    config = ScratchDecoderConfig(hidden_size=96, num_attention_heads=6)
+    assert (config.num_key_value_heads, config.head_dim, config.value_head_dim) == (6, 16, 16)
+    assert ScratchDecoderConfig(hidden_size=96, num_attention_heads=5, head_dim=10).value_head_dim == 10
+    config = ScratchSeq2SeqConfig(vocab_size=77, bos_token_id=None)
+    assert (config.decoder_vocab_size, config.decoder_start_token_id) == (77, config.pad_token_id)
+    assert ScratchSeq2SeqConfig(bos_token_id=5).decoder_start_token_id == 5
+    assert ScratchSeq2SeqConfig(encoder_layers=3).num_hidden_layers == 3
+
+
+def test_rope_parameters_belong_to_rotary_positions():
+    assert ScratchEncoderConfig().rope_parameters == {"rope_theta": 10000.0, "rope_type": "default"}
+    assert ScratchEncoderConfig(rope_theta=500.0).rope_parameters["rope_theta"] == 500.0
+    assert ScratchEncoderConfig(position_embedding_type="learned").rope_parameters is None
+    with pytest.raises(ValueError, match="rope_parameters.*needs position_embedding_type='rotary'.*'learned'"):
+        ScratchEncoderConfig(position_embedding_type="learned", rope_parameters={"rope_theta": 500.0})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"num_attention_heads": 3}, "num_attention_heads=3 does not divide hidden_size=512"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads=3 must divide num_attention_heads=8"),
+        ({"head_dim": 7}, "head_dim=7 must be even for position_embedding_type='rotary'"),
+        ({"hidden_act": "swish"}, "hidden_act='swish' must be one of 'relu', 'gelu', 'swiglu'"),
+        ({"position_embedding_type": "alibi"}, "position_embedding_type='alibi' must be one of"),
+        ({"norm_type": "batch_norm"}, "norm_type='batch_norm' must be one of"),
+        ({"norm_position": "sandwich"}, "norm_position='sandwich' must be one of"),
+        ({"initialization": "zeros"}, "initialization='zeros' must be one of"),
+        ({"dropout": 1.0}, "dropout=1.0 must be at least 0 and below 1"),
+        ({"attention_dropout": -0.1}, "attention_dropout=-0.1 must be at least 0 and below 1"),
+        ({"layer_norm_eps": 0.0}, "layer_norm_eps=0.0 must be above 0"),
+        ({"vocab_size": 0}, "vocab_size=0 must be at least 1"),
+        ({"intermediate_size": -4}, "intermediate_size=-4 must be at least 1"),
+        ({"num_attention_heads": 0}, "num_attention_heads=0 must be at least 1"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers=0 must be at least 1"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings=0 must be at least 1"),
+        ({"pad_token_id": 32000}, "pad_token_id=32000 must lie within the vocabulary, 0 to 31999"),
+        ({"eos_token_id": [2, -1]}, r"eos_token_id=\[2, -1\] must lie within the vocabulary"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope_type must be 'default'"),
+        ({"rope_parameters": {"rope_theta": 0.0}}, "rope_theta must be above 0"),
+    ],
+)
+def test_impossible_values_are_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        ScratchDecoderConfig(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"decoder_vocab_size": 9}, "share_encoder_decoder_embeddings=True needs decoder_vocab_size=9 to equal"),
+        ({"decoder_layers": 0}, "decoder_layers=0 must be at least 1"),
+        ({"pad_token_id": None, "bos_token_id": None}, "decoder_start_token_id=None: give it"),
+        (
+            {"decoder_vocab_size": 9, "share_encoder_decoder_embeddings": False, "decoder_start_token_id": 9},
+            "decoder_start_token_id=9 must lie within the vocabulary, 0 to 8",
+        ),
+    ],
+)
+def test_impossible_translators_are_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        ScratchSeq2SeqConfig(**wrong)
+
+
+def test_all_complaints_come_in_one_message():
+    with pytest.raises(ValueError) as error:
+        ScratchEncoderConfig(num_attention_heads=3, dropout=2, hidden_act="tanh")
+    assert all(name in str(error.value) for name in ("num_attention_heads=3", "dropout=2", "hidden_act='tanh'"))
+
+
+def test_a_changed_configuration_is_checked_again_when_a_model_is_built():
+    config = tiny.config("encoder")
+    config.hidden_act = "tanh"
+    with pytest.raises(ValueError, match="hidden_act='tanh'"):
+        ScratchEncoderModel(config)
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+def test_unknown_keys_are_refused(family):
+    with pytest.raises(ValueError, match="hidden_sise=8 .* did you mean 'hidden_size'"):
+        tiny.config(family, hidden_sise=8)
+    with pytest.raises(ValueError, match="colour='red' is not a field of"):
+        tiny.config(family, colour="red")
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+def test_what_other_programs_write_in_a_saved_file_is_kept(family, tmp_path):
+    config = tiny.config(family, num_labels=3, torch_dtype="float16")
+    config.save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**saved, "colour": "red"}))
+    assert type(config).from_pretrained(tmp_path).colour == "red"
+    (tmp_path / "config.json").write_text(json.dumps({**saved, "hidden_sise": 8}))
+    with pytest.raises(ValueError, match="did you mean 'hidden_size'"):
+        type(config).from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+def test_saved_and_loaded_configurations_are_equal(family, tmp_path):
+    config = tiny.config(family, head_dim=6, value_head_dim=10, id2label={0: "no", 1: "yes", 2: "perhaps"})
+    config.save_pretrained(tmp_path)
+    loaded = type(config).from_pretrained(tmp_path)
+    assert loaded.to_dict() | {"_name_or_path": None} == config.to_dict() | {"_name_or_path": None}
+    assert loaded.auto_map["AutoModel"].startswith("modeling_scratch.")

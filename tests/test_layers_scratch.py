@@ -1,0 +1,188 @@
+"""Each brick against the formula, written out with loops."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from hf_scratch_transformer.layers_scratch import (
+    FEED_FORWARDS,
+    NORMS,
+    FeedForward,
+    RotaryPositions,
+    SinusoidalPositions,
+    attention,
+    post_norm,
+    pre_norm,
+    repeat_heads,
+    rotate,
+)
+
+
+def test_sinusoidal_positions_of_the_article():
+    table = SinusoidalPositions(3)(torch.arange(4)[None])[0]
+    expected = [[0, 1, 0], [0.84, 0.54, 0], [0.91, -0.42, 0], [0.14, -0.99, 0.01]]
+    assert_close(table, torch.tensor(expected), atol=0.005, rtol=0)
+    assert_close(
+        SinusoidalPositions(3)(torch.tensor([[4]]))[0, 0], torch.tensor([-0.76, -0.65, 0.01]), atol=5e-3, rtol=0
+    )
+
+
+@pytest.mark.parametrize("dim", [1, 2, 7, 16])
+def test_sinusoidal_positions_are_the_formula(dim):
+    positions = torch.tensor([[0, 1, 5, 1000], [7, 3, 3, 0]])
+    table = SinusoidalPositions(dim)(positions)
+    assert table.shape == (2, 4, dim) and table.abs().max() <= 1
+    for b in range(2):
+        for t in range(4):
+            for d in range(dim):
+                angle = positions[b, t].item() / 10000 ** (2 * (d // 2) / dim)
+                expected = math.cos(angle) if d % 2 else math.sin(angle)
+                assert table[b, t, d].item() == pytest.approx(expected, abs=2e-4)
+
+
+def test_sinusoidal_positions_are_no_parameter():
+    assert not SinusoidalPositions(8).state_dict()
+
+
+def test_rotary_positions_turn_pairs_of_entries():
+    dim, theta = 6, 100.0
+    positions = torch.tensor([[0, 3, 11]])
+    x = torch.randn(1, 2, 3, dim)
+    turned = rotate(x, *RotaryPositions(dim, theta)(positions, x.dtype))
+    for head in range(2):
+        for t in range(3):
+            for i in range(dim // 2):
+                angle = positions[0, t].item() * theta ** (-2 * i / dim)
+                first, second = x[0, head, t, i].item(), x[0, head, t, i + dim // 2].item()
+                expected = [
+                    first * math.cos(angle) - second * math.sin(angle),
+                    second * math.cos(angle) + first * math.sin(angle),
+                ]
+                assert_close(turned[0, head, t, i :: dim // 2], torch.tensor(expected), atol=1e-5, rtol=1e-5)
+
+
+def test_rotary_products_depend_on_differences_of_positions_only():
+    positions = RotaryPositions(8, 10000.0)
+    q, k = torch.randn(2, 1, 1, 5, 8, dtype=torch.float64)
+
+    def products(offset: int) -> torch.Tensor:
+        angles = positions(torch.arange(5)[None] + offset, torch.float64)
+        return rotate(q, *angles) @ rotate(k, *angles).transpose(2, 3)
+
+    assert_close(products(0), products(37), atol=1e-4, rtol=1e-4)
+    assert not torch.allclose(products(0), q @ k.transpose(2, 3), atol=1e-2)
+
+
+def attention_with_loops(q, k, v, allowed, scaling):
+    """(B, H, T, d_k), (B, G, S, d_k), (B, G, S, d_v), (B, H, T, S) of bools -> (B, T, H, d_v), (B, H, T, S)."""
+    q, k, v = q.detach(), k.detach(), v.detach()
+    B, H, T, _ = q.shape
+    G, S = k.shape[1:3]
+    output, weights = torch.zeros(B, T, H, v.shape[-1]), torch.zeros(B, H, T, S)
+    for b in range(B):
+        for h in range(H):
+            g = h // (H // G)
+            for t in range(T):
+                seen = [s for s in range(S) if allowed[b, h, t, s]]
+                exponentials = {s: math.exp(float(q[b, h, t] @ k[b, g, s]) * scaling) for s in seen}
+                for s in seen:
+                    weights[b, h, t, s] = exponentials[s] / sum(exponentials.values())
+                    output[b, t, h] += weights[b, h, t, s] * v[b, g, s]
+    return output, weights
+
+
+class Groups(nn.Module):
+    def __init__(self, groups: int):
+        super().__init__()
+        self.num_key_value_groups = groups
+
+
+@pytest.mark.parametrize("kind", ["none", "padding", "causal", "both"])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("additive", [False, True])
+def test_attention_is_the_formula(kind, groups, additive):
+    B, H, T, S = 2, 4, 5, 5
+    q, k, v = torch.randn(B, H, T, 6), torch.randn(B, H // groups, S, 6), torch.randn(B, H // groups, S, 3)
+    allowed = torch.ones(B, 1, T, S, dtype=torch.bool)
+    if kind in ("padding", "both"):
+        allowed[1, :, :, 3:] = False
+    if kind in ("causal", "both"):
+        allowed &= torch.ones(T, S, dtype=torch.bool).tril()
+    mask = None if kind == "none" else allowed
+    if additive and mask is not None:
+        mask = torch.zeros(allowed.shape).masked_fill(~allowed, torch.finfo(torch.float32).min)
+    output, weights = attention(Groups(groups).eval(), q, k, v, mask, scaling=6**-0.5)
+    expected = attention_with_loops(q, k, v, allowed.expand(B, H, T, S), 6**-0.5)
+    assert_close((output, weights), expected, atol=1e-5, rtol=1e-5)
+    assert_close(weights.sum(-1), torch.ones(B, H, T))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_row_with_nothing_to_attend_to_is_finite(dtype):
+    q, k, v = torch.randn(3, 1, 2, 3, 4, dtype=dtype)
+    mask = torch.zeros(1, 1, 3, 3, dtype=torch.bool)
+    output, weights = attention(Groups(1).eval(), q, k, v, mask, scaling=0.5)
+    assert output.isfinite().all() and weights.isfinite().all() and weights.dtype == dtype
+
+
+def test_attention_dropout_only_in_training():
+    q, k, v = torch.randn(3, 1, 2, 3, 4)
+    module = Groups(1)
+    kept = attention(module.eval(), q, k, v, None, scaling=0.5, dropout=0.5)[1]
+    dropped = attention(module.train(), q, k, v, None, scaling=0.5, dropout=0.5)[1]
+    assert (kept > 0).all() and (dropped == 0).any()
+    assert_close(dropped[dropped > 0], 2 * kept[dropped > 0])
+
+
+def test_heads_are_repeated_next_to_each_other():
+    x = torch.arange(3.0).view(1, 3, 1, 1)
+    assert repeat_heads(x, 2).flatten().tolist() == [0, 0, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("activation", FEED_FORWARDS)
+@pytest.mark.parametrize("bias", [False, True])
+def test_feed_forward_is_the_formula(activation, bias):
+    kind, function = FEED_FORWARDS[activation]
+    layer = kind(4, 6, function, bias, 0.0)
+    x = torch.randn(2, 3, 4)
+    linear = lambda name, x: x @ getattr(layer, name).weight.T + (getattr(layer, name).bias if bias else 0)  # noqa: E731
+    up = linear("up_proj", x)
+    hidden = {
+        "relu": lambda: up.clamp(min=0),
+        "gelu": lambda: up * 0.5 * (1 + torch.erf(up / 2**0.5)),
+        "swiglu": lambda: linear("gate_proj", x) * torch.sigmoid(linear("gate_proj", x)) * up,
+    }[activation]()
+    assert_close(layer(x), linear("down_proj", hidden))
+    assert (layer.up_proj.bias is not None) == bias
+
+
+def test_feed_forward_drops_hidden_units():
+    layer = FeedForward(4, 1000, torch.relu, False, 0.5).train()
+    nn.init.ones_(layer.up_proj.weight)
+    nn.init.constant_(layer.down_proj.weight, 1 / 4000)
+    kept = layer(torch.ones(1, 1, 4))[0, 0, 0].item() / 2  # what is kept is doubled
+    assert 0.4 < kept < 0.6
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_are_the_formula(name):
+    norm = NORMS[name](5, eps=0.1)
+    nn.init.normal_(norm.weight)
+    x = torch.randn(2, 3, 5)
+    if name == "layer_norm":
+        nn.init.normal_(norm.bias)
+        mean = x.mean(-1, keepdim=True)
+        expected = (x - mean) / ((x - mean).pow(2).mean(-1, keepdim=True) + 0.1).sqrt() * norm.weight + norm.bias
+    else:
+        expected = x / (x.pow(2).mean(-1, keepdim=True) + 0.1).sqrt() * norm.weight
+    assert_close(norm(x), expected)
+
+
+def test_residuals():
+    x, norm, sublayer = torch.randn(2, 3, 4), nn.LayerNorm(4), nn.Linear(4, 4)
+    assert_close(pre_norm(x, sublayer, norm, nn.Identity()), x + sublayer(norm(x)))
+    assert_close(post_norm(x, sublayer, norm, nn.Identity()), norm(x + sublayer(x)))
+    assert_close(pre_norm(x, sublayer, norm, nn.Dropout(1.0)), x)

@@ -1,0 +1,362 @@
+"""Blocks and backbones against torch's and transformers' own, and against themselves where two ways must agree."""
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+from transformers import LlamaConfig, LlamaModel
+from transformers.masking_utils import create_causal_mask
+
+from hf_scratch_transformer import (
+    ScratchDecoderConfig,
+    ScratchDecoderModel,
+    ScratchEncoderConfig,
+    ScratchEncoderModel,
+    ScratchSeq2SeqConfig,
+    ScratchSeq2SeqForConditionalGeneration,
+    ScratchSeq2SeqModel,
+)
+from hf_scratch_transformer.modeling_scratch import ScratchBlock
+
+from . import tiny
+from .test_layers_scratch import attention_with_loops
+
+ARTICLE = {  # the options of "Attention Is All You Need"
+    "hidden_act": "relu",
+    "position_embedding_type": "sinusoidal",
+    "norm_type": "layer_norm",
+    "norm_position": "post",
+    "layer_norm_eps": 1e-5,
+    "attention_bias": True,
+    "mlp_bias": True,
+    "num_key_value_heads": 4,
+}
+VARIANTS = {
+    "article": ARTICLE,
+    "llama": {"hidden_act": "swiglu"},
+    "learned": {"position_embedding_type": "learned", "scale_embedding": True},
+    "none": {"position_embedding_type": "none", "use_qk_norm": True},
+    "heads": {"head_dim": 6, "value_head_dim": 10, "num_key_value_heads": 1},
+}
+
+
+def test_a_lookup_is_one_hot_times_the_table():
+    model = tiny.model(ScratchEncoderModel, position_embedding_type="none", scale_embedding=True)
+    ids = tiny.tokens(40, 2, 5)
+    table = model.embeddings.word_embeddings.weight
+    one_hot = nn.functional.one_hot(ids, 40).float()
+    assert_close(model.embeddings.word_embeddings(ids), one_hot @ table)
+    embedded = model(ids, output_hidden_states=True).hidden_states[0]
+    assert_close(embedded, one_hot @ table * 32**0.5)
+    assert (table[model.config.pad_token_id] == 0).all()
+
+
+def copy_torch_attention(theirs: nn.MultiheadAttention, ours: nn.Module) -> None:
+    parts = zip((ours.q_proj, ours.k_proj, ours.v_proj), theirs.in_proj_weight.chunk(3), theirs.in_proj_bias.chunk(3))
+    for linear, weight, bias in parts:
+        linear.weight.data, linear.bias.data = weight.data, bias.data
+    ours.o_proj.load_state_dict(theirs.out_proj.state_dict())
+
+
+@pytest.mark.parametrize("norm_position", ["pre", "post"])
+@pytest.mark.parametrize("has_source", [False, True])
+def test_a_block_is_torchs_own_layer(norm_position, has_source):
+    config = tiny.config("decoder", **ARTICLE | {"norm_position": norm_position})
+    config._attn_implementation = "sdpa"
+    block = ScratchBlock(config, 0, is_causal=has_source, has_source=has_source).eval()
+    layer_type = nn.TransformerDecoderLayer if has_source else nn.TransformerEncoderLayer
+    theirs = layer_type(32, 4, 48, batch_first=True, norm_first=norm_position == "pre").eval()
+    for parameter in theirs.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    copy_torch_attention(theirs.self_attn, block.self_attn)
+    norms = [block.self_attn_norm, block.mlp_norm]
+    if has_source:
+        copy_torch_attention(theirs.multihead_attn, block.cross_attn)
+        norms.insert(1, block.cross_attn_norm)
+    for index, norm in enumerate(norms, start=1):
+        norm.load_state_dict(getattr(theirs, f"norm{index}").state_dict())
+    block.mlp.up_proj.load_state_dict(theirs.linear1.state_dict())
+    block.mlp.down_proj.load_state_dict(theirs.linear2.state_dict())
+    x, source = torch.randn(2, 5, 32), torch.randn(2, 7, 32)
+    if has_source:
+        causal = nn.Transformer.generate_square_subsequent_mask(5)
+        assert_close(block(x, None, source), theirs(x, source, tgt_mask=causal), atol=1e-5, rtol=1e-5)
+    else:
+        assert_close(block(x), theirs(x), atol=1e-5, rtol=1e-5)
+
+
+def test_the_decoder_with_llamas_options_is_llama():
+    sizes = {**tiny.SIZES, "num_hidden_layers": 3, "num_key_value_heads": 2, "rope_theta": 500.0}
+    theirs = LlamaModel(LlamaConfig(**sizes, rms_norm_eps=1e-6)).eval()
+    ours = ScratchDecoderModel(ScratchDecoderConfig(**sizes, hidden_act="swiglu")).eval()
+    names = {
+        "embed_tokens": "embeddings.word_embeddings",
+        "input_layernorm": "self_attn_norm",
+        "post_attention_layernorm": "mlp_norm",
+    }
+    state = theirs.state_dict()
+    for old, new in names.items():
+        state = {key.replace(old, new): tensor for key, tensor in state.items()}
+    ours.load_state_dict(state)
+    ids, mask = tiny.tokens(40, 3, 9), tiny.padding_mask(3, 9)
+    a = theirs(ids, attention_mask=mask, output_hidden_states=True)
+    b = ours(ids, attention_mask=mask, output_hidden_states=True)
+    for left, right in zip(a.hidden_states, b.hidden_states, strict=True):
+        assert_close(left[mask.bool()], right[mask.bool()], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("variant", ["article", "heads"])
+@pytest.mark.parametrize("family", ["encoder", "decoder"])
+def test_attention_of_a_model_is_the_formula(implementation, variant, family):
+    """From the first layer's input to its attention weights and output, with padding, by explicit loops."""
+    overrides = {"position_embedding_type": "none"} | {
+        key: value for key, value in VARIANTS[variant].items() if key != "position_embedding_type"
+    }
+    model = tiny.model(ScratchEncoderModel if family == "encoder" else ScratchDecoderModel, **overrides)
+    model.set_attn_implementation(implementation)
+    ids, mask = tiny.tokens(40, 2, 5), tiny.padding_mask(2, 5)
+    attention, config = model.layers[0].self_attn, model.config
+    seen = {}
+    attention.register_forward_hook(lambda module, args, output: seen.update(x=args[0], y=output[0]))
+    weights = model(ids, mask, output_attentions=True).attentions[0]
+    model(ids, mask)  # now through the backend itself
+    x = seen["x"]
+    heads = [
+        linear(x).view(2, 5, -1, dim).transpose(1, 2)
+        for linear, dim in (
+            (attention.q_proj, config.head_dim),
+            (attention.k_proj, config.head_dim),
+            (attention.v_proj, config.value_head_dim),
+        )
+    ]
+    allowed = mask.bool()[:, None, None, :].expand(2, config.num_attention_heads, 5, 5)
+    if family == "decoder":
+        allowed = allowed & torch.ones(5, 5, dtype=torch.bool).tril()
+    output, expected_weights = attention_with_loops(*heads, allowed, config.head_dim**-0.5)
+    assert_close(weights, expected_weights, atol=1e-5, rtol=1e-5)
+    assert_close(seen["y"], attention.o_proj(output.flatten(2)), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_encoder_sees_both_sides_and_the_decoder_one(variant):
+    ids = tiny.tokens(40, 1, 8)
+    changed = ids.clone()
+    changed[0, 5] = (ids[0, 5] + 1) % 30 + 3
+    for model_class, earlier_differ in ((ScratchEncoderModel, True), (ScratchDecoderModel, False)):
+        model = tiny.model(model_class, **VARIANTS[variant])
+        a, b = model(ids).last_hidden_state, model(changed).last_hidden_state
+        assert torch.equal(a[:, :5], b[:, :5]) is not earlier_differ
+        assert not torch.allclose(a[:, 5:], b[:, 5:], atol=1e-3)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("model_class", [ScratchEncoderModel, ScratchDecoderModel])
+def test_padding_changes_nothing(variant, side, model_class):
+    model = tiny.model(model_class, **VARIANTS[variant])
+    inputs = tiny.inputs(model, batch=4, length=9, padding=side)
+    padded = model(**inputs).last_hidden_state
+    for row, (ids, mask) in enumerate(zip(*inputs.values(), strict=True)):
+        alone = model(ids[mask.bool()][None]).last_hidden_state[0]
+        assert_close(padded[row][mask.bool()], alone, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_of_source_and_target_changes_nothing(variant, side):
+    model = tiny.model(ScratchSeq2SeqModel, **VARIANTS[variant])
+    source = tiny.inputs(model, batch=4, length=9, padding=side)
+    target = tiny.inputs(model, batch=4, length=6, padding=side, seed=5)
+    padded = model(
+        **source, decoder_input_ids=target["input_ids"], decoder_attention_mask=target["attention_mask"]
+    ).last_hidden_state
+    for row in range(4):
+        real = source["attention_mask"][row].bool(), target["attention_mask"][row].bool()
+        alone = model(
+            source["input_ids"][row][real[0]][None], decoder_input_ids=target["input_ids"][row][real[1]][None]
+        )
+        assert_close(padded[row][real[1]], alone.last_hidden_state[0], atol=1e-5, rtol=1e-5)
+
+
+def test_source_and_target_lengths_differ_freely():
+    model = tiny.model(ScratchSeq2SeqModel)
+    outputs = model(tiny.tokens(40, 2, 9), decoder_input_ids=tiny.tokens(40, 2, 4), output_attentions=True)
+    assert outputs.last_hidden_state.shape == (2, 4, 32)
+    assert [w.shape for w in outputs.cross_attentions] == [(2, 4, 4, 9)] * 2  # (B, H, T_D, T_E) for each decoder layer
+    assert [w.shape for w in outputs.encoder_attentions] == [(2, 4, 9, 9)]
+    assert_close(outputs.cross_attentions[0].sum(-1), torch.ones(2, 4, 4))
+
+
+def test_a_mask_prepared_in_full_is_used_as_it_is():
+    model = tiny.model(ScratchDecoderModel)
+    ids, mask = tiny.tokens(40, 2, 5), tiny.padding_mask(2, 5)
+    full = create_causal_mask(
+        config=model.config, inputs_embeds=torch.empty(2, 5, 32), attention_mask=mask, past_key_values=None
+    )
+    assert full.shape == (2, 1, 5, 5)
+    assert torch.equal(model(ids, full).last_hidden_state, model(ids, mask).last_hidden_state)
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+@pytest.mark.parametrize("initialization", ["xavier_uniform", "normal", "normal_zero_output"])
+def test_initialisation(family, initialization):
+    model_class = {"encoder": ScratchEncoderModel, "decoder": ScratchDecoderModel, "seq2seq": ScratchSeq2SeqModel}[
+        family
+    ]
+    biases = {"attention_bias": True, "mlp_bias": True, "norm_type": "layer_norm"}
+    model = tiny.model(
+        model_class, **biases, hidden_size=64, initialization=initialization, position_embedding_type="learned"
+    )
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            assert (parameter == 0).all(), name
+        elif "norm" in name:
+            assert (parameter == 1).all(), name
+        elif initialization == "normal_zero_output" and ("o_proj" in name or "down_proj" in name):
+            assert (parameter == 0).all(), name
+        else:
+            fan_out, fan_in = parameter.shape
+            std = (2 / (fan_in + fan_out)) ** 0.5 if initialization == "xavier_uniform" else 0.2
+            assert parameter.std().item() == pytest.approx(std, rel=0.15), name
+            if initialization == "xavier_uniform":
+                assert parameter.abs().max() <= 3**0.5 * std + 1e-6, name
+        if name.endswith("word_embeddings.weight"):
+            assert (parameter[0] == 0).all(), name
+
+
+def test_zero_outputs_make_every_block_the_identity():
+    model = tiny.model(ScratchDecoderModel, initialization="normal_zero_output")
+    states = model(tiny.tokens(40, 2, 5), output_hidden_states=True).hidden_states
+    assert torch.equal(states[0], states[1])
+
+
+def test_the_base_model_of_the_paper_has_the_parameters_of_its_formulas():
+    """SPEC section 4: 44,070,912 in the layers by formulas that leave out norms and attention biases."""
+    article = {key: value for key, value in ARTICLE.items() if key != "num_key_value_heads"}
+    config = ScratchSeq2SeqConfig(
+        vocab_size=37000, hidden_size=512, intermediate_size=2048, num_attention_heads=8, **article
+    )
+    with torch.device("meta"):
+        model = ScratchSeq2SeqForConditionalGeneration(config)
+    parameters = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    formulas = sum(
+        count
+        for name, count in parameters.items()
+        if ".layers." in name and "norm" not in name and not ("_attn" in name and name.endswith("bias"))
+    )
+    assert formulas == 44_070_912
+    assert formulas + 37000 * 512 == 63_014_912
+    extra = 18 * 4 * 512 + 30 * 2 * 512  # attention biases; scale and shift of each norm
+    assert model.num_parameters() == 63_014_912 + extra
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (
+            {"input_ids": torch.zeros(5, dtype=torch.long)},
+            ValueError,
+            r"input_ids must be integers of shape \(batch, len",
+        ),
+        ({"input_ids": torch.zeros(2, 5)}, ValueError, "input_ids must be integers"),
+        ({}, ValueError, "exactly one of input_ids and inputs_embeds"),
+        ({"inputs_embeds": torch.zeros(2, 5, 31)}, ValueError, "hidden_size=32"),
+        (
+            {"input_ids": torch.ones(2, 5, dtype=torch.long), "attention_mask": torch.ones(2, 4)},
+            ValueError,
+            r"attention_mask of shape \(2, 4\) does not fit input of \(2, 5\)",
+        ),
+        (
+            {"input_ids": torch.ones(2, 5, dtype=torch.long), "attention_mask": torch.ones(3, 5)},
+            ValueError,
+            "attention_mask",
+        ),
+        (
+            {"input_ids": torch.ones(2, 5, dtype=torch.long), "position_ids": torch.ones(2, 4, dtype=torch.long)},
+            ValueError,
+            r"position_ids of shape \(2, 4\)",
+        ),
+        (
+            {"input_ids": torch.ones(1, 33, dtype=torch.long)},
+            ValueError,
+            "33 tokens is longer than max_position_emb.*=32",
+        ),
+        (
+            {"input_ids": torch.ones(2, 5, dtype=torch.long), "atention_mask": torch.ones(2, 5)},
+            TypeError,
+            "'atention_mask': did you mean 'attention_mask'",
+        ),
+    ],
+)
+@pytest.mark.parametrize("model_class", [ScratchEncoderModel, ScratchDecoderModel])
+def test_bad_input_is_refused_before_any_matrix_is_multiplied(arguments, error, message, model_class, monkeypatch):
+    model = tiny.model(model_class, position_embedding_type="learned")
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("a matrix was multiplied")
+
+    monkeypatch.setattr(nn.functional, "linear", refuse)
+    monkeypatch.setattr(nn.functional, "embedding", refuse)
+    with pytest.raises(error, match=message):
+        model(**arguments)
+
+
+def test_names_of_serving_engines_pass_through():
+    model = tiny.model(ScratchDecoderModel)
+    ids = tiny.tokens(40, 2, 5)
+    assert torch.equal(model(ids, attn_metadata=None, kv_caches=None).last_hidden_state, model(ids).last_hidden_state)
+
+
+def test_positions_beyond_the_longest_meant_are_refused_for_learned_tables_only():
+    ids = tiny.tokens(40, 1, 40)
+    for kind in ("sinusoidal", "rotary", "none"):
+        assert tiny.model(ScratchEncoderModel, position_embedding_type=kind)(ids).last_hidden_state.isfinite().all()
+    model = tiny.model(ScratchEncoderModel, position_embedding_type="learned")
+    model.resize_position_embeddings(40)
+    assert model(ids).last_hidden_state.isfinite().all() and model.config.max_position_embeddings == 40
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+def test_resized_positions_keep_the_old_rows(family):
+    model_class = {"encoder": ScratchEncoderModel, "decoder": ScratchDecoderModel, "seq2seq": ScratchSeq2SeqModel}[
+        family
+    ]
+    model = tiny.model(model_class, position_embedding_type="learned")
+    old = model.get_position_embeddings().weight.clone()
+    model.resize_position_embeddings(50)
+    grown = model.get_position_embeddings().weight
+    assert grown.shape == (50, 32) and torch.equal(grown[:32], old) and grown[32:].std() > 0.1
+    model.resize_position_embeddings(10)
+    assert torch.equal(model.get_position_embeddings().weight, old[:10])
+    with pytest.raises(ValueError, match="position_embedding_type='rotary' has no table"):
+        tiny.model(model_class).get_position_embeddings()
+    with pytest.raises(ValueError, match="must be at least 1"):
+        model.resize_position_embeddings(0)
+
+
+def test_an_encoder_is_not_made_causal_by_a_keyword():
+    model = tiny.model(ScratchEncoderModel)
+    with pytest.raises(ValueError, match="is_causal=True: an encoder sees both sides"):
+        model(tiny.tokens(40, 2, 5), is_causal=True)
+
+
+def test_depths_of_a_translator_differ_freely():
+    for encoder_layers, decoder_layers in ((1, 3), (3, 1)):
+        config = ScratchSeq2SeqConfig(**tiny.SIZES, encoder_layers=encoder_layers, decoder_layers=decoder_layers)
+        model = ScratchSeq2SeqModel(config)
+        assert (len(model.encoder.layers), len(model.decoder.layers)) == (encoder_layers, decoder_layers)
+
+
+def test_positional_arguments_and_tuples():
+    config = ScratchEncoderConfig(**tiny.SIZES, num_hidden_layers=2)
+    model = ScratchEncoderModel(config).eval()
+    ids, mask = tiny.tokens(40, 2, 5), tiny.padding_mask(2, 5)
+    by_name = model(input_ids=ids, attention_mask=mask).last_hidden_state
+    assert torch.equal(model(ids, mask)[0], by_name)
+    as_tuple = model(ids, mask, return_dict=False)
+    assert isinstance(as_tuple, tuple) and torch.equal(as_tuple[0], by_name)
+    with_types = model(ids, mask, token_type_ids=torch.zeros_like(ids))
+    assert torch.equal(with_types.last_hidden_state, by_name)
+    embedded = model(inputs_embeds=model.get_input_embeddings()(ids), attention_mask=mask)
+    assert torch.equal(embedded.last_hidden_state, by_name)
