@@ -4,6 +4,7 @@ Every field carries the name transformers uses for it. Values that can be derive
 cannot work are refused once, here: no layer checks its configuration again.
 """
 
+import dataclasses
 import difflib
 from typing import Any, ClassVar
 
@@ -176,7 +177,7 @@ class ScratchConfig(PreTrainedConfig):
         self.validate_architecture()
 
     def _refuse_unknown_keys(self, kwargs: dict[str, Any]) -> None:
-        fields = sorted(self.default_config_fields()) + sorted(self.attribute_map)
+        fields = [*sorted(field.name for field in dataclasses.fields(self)), *sorted(self.attribute_map)]
         known = ECOSYSTEM_KEYS | set(self.attribute_map) | set(GenerationConfig._get_default_generation_params())
         # Programs leave notes of their own in a saved config.json; there, only a near-miss of a field is refused.
         is_saved_file = self.transformers_version is not None

@@ -6,7 +6,7 @@ stock fast tokenizer of transformers, so a saved folder opens in a process that 
 | algorithm   | families | text back from ids                      | source                                   |
 | ----------- | -------- | --------------------------------------- | ---------------------------------------- |
 | `byte_bpe`  | all      | exact, for any text                     | arXiv:1508.07909, over bytes as in GPT-2 |
-| `wordpiece` | encoder  | words and marks, one space between them | arXiv:1810.04805                         |
+| `wordpiece` | encoder  | readable, with spaces guessed           | arXiv:1810.04805                         |
 | `char`      | all      | exact, for the characters of the corpus | one token a character                    |
 
 | family    | special tokens, in the order of their ids        | one text        | two texts               |
@@ -201,8 +201,7 @@ def _pipeline(algorithm: Algorithm, lowercase: bool, unk_token: str | None) -> T
     else:
         tokenizer = Tokenizer(models.WordPiece(unk_token=unk_token))
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        # The decoder's clean-up would rewrite words ("do not" becomes "don't"), and the ids would change.
-        tokenizer.decoder = decoders.WordPiece(cleanup=False)
+        tokenizer.decoder = decoders.WordPiece()
         cleaning += [normalizers.NFC(), normalizers.BertNormalizer(lowercase=False, strip_accents=False)]
     if lowercase:
         cleaning.append(normalizers.Lowercase())

@@ -52,7 +52,8 @@ def test_a_lookup_is_one_hot_times_the_table():
 
 
 def copy_torch_attention(theirs: nn.MultiheadAttention, ours: nn.Module) -> None:
-    parts = zip((ours.q_proj, ours.k_proj, ours.v_proj), theirs.in_proj_weight.chunk(3), theirs.in_proj_bias.chunk(3))
+    linears = (ours.q_proj, ours.k_proj, ours.v_proj)
+    parts = zip(linears, theirs.in_proj_weight.chunk(3), theirs.in_proj_bias.chunk(3), strict=True)
     for linear, weight, bias in parts:
         linear.weight.data, linear.bias.data = weight.data, bias.data
     ours.o_proj.load_state_dict(theirs.out_proj.state_dict())

@@ -91,7 +91,7 @@ def trained():
     """One tokenizer for each combination of family and algorithm."""
     return {
         (family, algorithm): train_tokenizer(
-            CORPUS, family=family, algorithm=algorithm, vocab_size=400, model_max_length=32
+            CORPUS, family=family, algorithm=algorithm, vocab_size=600, model_max_length=32
         )
         for family, algorithm in COMBINATIONS
     }
@@ -110,15 +110,15 @@ def test_byte_bpe_gives_any_text_back(trained, family):
 
 def test_joint_bpe_learns_words_of_both_languages(trained):
     tokenizer = trained["seq2seq", "byte_bpe"]
-    assert tokenizer.tokenize("the dog") == ["the", "Ġdog"]
-    assert tokenizer.tokenize("der Hund") == ["der", "ĠHund"]
+    assert tokenizer.tokenize("The dog") == ["The", "Ġdog"]
+    assert tokenizer.tokenize("Der Hund") == ["Der", "ĠHund"]
     assert tokenizer.convert_tokens_to_string(tokenizer.tokenize("unter größeren Hunden")) == "unter größeren Hunden"
 
 
 @pytest.mark.parametrize("family", ["encoder", "decoder", "seq2seq"])
 def test_char_has_one_token_for_each_character(trained, family):
     tokenizer = trained[family, "char"]
-    text = "".join(CORPUS)
+    text = "".join(CORPUS) + "\n\n\ndog"
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     assert len(ids) == len(text)
     assert len(set(ids)) == len(set(text)) == len(tokenizer) - len(tokenizer.all_special_ids)
@@ -142,16 +142,18 @@ def test_wordpiece_splits_words_and_marks(trained):
     assert tokenizer.tokenize("scho\u0308n") == tokenizer.tokenize("schön")
 
 
-@pytest.mark.parametrize("text", ["Do not wake the dog , n't !", "„schläft“ — über ihn", "[MASK] dog\n\tand  river"])
-def test_wordpiece_text_from_ids_has_the_same_ids(trained, text):
+def test_wordpiece_text_from_ids_is_readable_and_has_the_same_ids(trained):
     tokenizer = trained["encoder", "wordpiece"]
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    assert tokenizer(tokenizer.decode(ids), add_special_tokens=False)["input_ids"] == ids
+    sentence = "Der Hund schläft, und die Frau lacht!"
+    assert tokenizer.decode(tokenizer(sentence)["input_ids"], skip_special_tokens=True) == sentence
+    for text in [*CORPUS, "We do not wake the dog , n't ! '", "[MASK] dog\n\tand  river", *random_texts(200)]:
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert tokenizer(tokenizer.decode(ids), add_special_tokens=False)["input_ids"] == ids
 
 
 @pytest.mark.parametrize("algorithm", ["wordpiece", "byte_bpe", "char"])
 def test_lowercase_folds_case_and_keeps_accents(trained, algorithm):
-    folded = train_tokenizer(CORPUS, family="encoder", algorithm=algorithm, vocab_size=400, lowercase=True)
+    folded = train_tokenizer(CORPUS, family="encoder", algorithm=algorithm, vocab_size=600, lowercase=True)
     assert folded("DER HUND SCHLÄFT")["input_ids"] == folded("der hund schläft")["input_ids"]
     assert folded("schläft")["input_ids"] != folded("schlaft")["input_ids"]
     cased = trained["encoder", algorithm]
@@ -161,19 +163,18 @@ def test_lowercase_folds_case_and_keeps_accents(trained, algorithm):
 # ---- special tokens
 
 
-@pytest.mark.parametrize(
-    ("family", "specials", "single", "pair"),
-    [
-        ("encoder", ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"], "[CLS] A [SEP]", "[CLS] A [SEP] B [SEP]"),
-        ("decoder", ["<|pad|>", "<|unk|>", "<|endoftext|>"], "A", "A B"),
-        ("seq2seq", ["<pad>", "<unk>", "<s>", "</s>"], "A </s>", "A </s> B </s>"),
-    ],
-)
-@pytest.mark.parametrize("algorithm", ["wordpiece", "byte_bpe", "char"])
-def test_special_tokens_stand_where_the_family_wants_them(trained, family, algorithm, specials, single, pair):
-    if (family, algorithm) not in trained:
-        pytest.skip("refused: see test_refusals")
+LAYOUTS = {
+    "encoder": ("[PAD] [UNK] [CLS] [SEP] [MASK]", "[CLS] A [SEP]", "[CLS] A [SEP] B [SEP]"),
+    "decoder": ("<|pad|> <|unk|> <|endoftext|>", "A", "A B"),
+    "seq2seq": ("<pad> <unk> <s> </s>", "A </s>", "A </s> B </s>"),
+}
+
+
+@pytest.mark.parametrize(("family", "algorithm"), COMBINATIONS)
+def test_special_tokens_stand_where_the_family_wants_them(trained, family, algorithm):
     tokenizer = trained[family, algorithm]
+    names, single, pair = LAYOUTS[family]
+    specials = names.split()
     if algorithm == "byte_bpe":  # every byte is known
         specials = [token for token in specials if "unk" not in token.lower()]
         assert tokenizer.unk_token is None
@@ -206,8 +207,9 @@ def test_pads_are_never_the_end_of_a_text(trained):
     collate = DataCollatorForLanguageModeling(trained["decoder", "byte_bpe"], mlm=False)
     tokenizer = trained["decoder", "byte_bpe"]
     end = [tokenizer.eos_token_id]
-    labels = collate([tokenizer("dog")["input_ids"] + end, tokenizer("the old dog barks")["input_ids"] + end])["labels"]
-    assert labels[0].tolist()[:2][-1] == tokenizer.eos_token_id and labels[0, -1] == -100
+    short, long = tokenizer("dog")["input_ids"] + end, tokenizer("the old dog barks")["input_ids"] + end
+    labels = collate([short, long])["labels"].tolist()
+    assert labels == [short + [-100] * (len(long) - len(short)), long]
 
 
 def test_batches_pad_right_unless_told_left_and_truncate(trained):
@@ -219,7 +221,8 @@ def test_batches_pad_right_unless_told_left_and_truncate(trained):
         assert left["attention_mask"][0, 0] == 0 and left["attention_mask"][0, -1] == 1
         cut = tokenizer("dog river " * 50, truncation=True)["input_ids"]
         assert len(cut) == tokenizer.model_max_length == 32
-        assert cut[-1] == tokenizer("dog")["input_ids"][-1] or tokenizer.sep_token is tokenizer.eos_token is None
+        closing = tokenizer("")["input_ids"][-1:]
+        assert cut[len(cut) - len(closing) :] == closing
 
 
 def test_targets_of_a_translator_end_like_sources(trained):
@@ -264,11 +267,11 @@ def test_special_tokens_in_a_text_can_be_taken_literally(trained):
 
 @pytest.mark.parametrize("algorithm", ["wordpiece", "byte_bpe", "char"])
 def test_offsets_point_at_the_words(trained, algorithm):
-    text = "the old dog"
+    text = "The old dog"
     encoding = trained["encoder", algorithm](text, return_offsets_mapping=True, add_special_tokens=False)
     spans = [text[start:end] for start, end in encoding["offset_mapping"]]
     if algorithm == "char":
-        assert spans == list(text.replace(" ", "\0")) or spans == list(text)
+        assert spans == list(text)
     else:
         assert spans == text.split()
 
@@ -282,13 +285,13 @@ def test_the_same_corpus_gives_the_same_tokenizer(trained, tmp_path, family, alg
     english.write_text("".join(ENGLISH) * 4, encoding="utf-8")
     german.write_text("".join(GERMAN) * 4, encoding="utf-8")
     for corpus in (list(CORPUS), (text for text in CORPUS), read_lines(english, str(german))):
-        again = train_tokenizer(corpus, family=family, algorithm=algorithm, vocab_size=400)
+        again = train_tokenizer(corpus, family=family, algorithm=algorithm, vocab_size=600)
         assert same(again, trained[family, algorithm])
 
 
 def test_family_decides_the_default_algorithm(trained):
     for family, algorithm in (("encoder", "wordpiece"), ("decoder", "byte_bpe"), ("seq2seq", "byte_bpe")):
-        assert same(train_tokenizer(CORPUS, family=family, vocab_size=400), trained[family, algorithm])
+        assert same(train_tokenizer(CORPUS, family=family, vocab_size=600), trained[family, algorithm])
 
 
 def test_vocab_size_and_min_frequency_limit_the_pieces():
@@ -304,7 +307,7 @@ def test_progress_bar_only_when_asked(capfd):
     train_tokenizer(CORPUS, family="decoder")
     assert capfd.readouterr() == ("", "")
     train_tokenizer(CORPUS, family="decoder", show_progress=True)
-    assert "Compute merges" in "".join(capfd.readouterr())
+    assert capfd.readouterr() != ("", "")
 
 
 def test_read_lines_keeps_line_ends_and_joins_files(tmp_path):
@@ -363,16 +366,18 @@ print(json.dumps(ids))
 
 
 def test_config_fields_name_what_each_family_needs(trained):
-    size = len(trained["encoder", "wordpiece"])
-    assert config_fields(trained["encoder", "wordpiece"], "encoder") == {"vocab_size": size, "pad_token_id": 0}
-    assert config_fields(trained["decoder", "byte_bpe"], "decoder") == {
-        "vocab_size": 400,
+    encoder, decoder, seq2seq = (
+        trained[c] for c in [("encoder", "char"), ("decoder", "byte_bpe"), ("seq2seq", "byte_bpe")]
+    )
+    assert config_fields(encoder, "encoder") == {"vocab_size": len(encoder.get_vocab()), "pad_token_id": 0}
+    assert config_fields(decoder, "decoder") == {
+        "vocab_size": len(decoder.get_vocab()),
         "pad_token_id": 0,
         "bos_token_id": 1,
         "eos_token_id": 1,
     }
-    assert config_fields(trained["seq2seq", "byte_bpe"], "seq2seq") == {
-        "vocab_size": 400,
+    assert config_fields(seq2seq, "seq2seq") == {
+        "vocab_size": len(seq2seq.get_vocab()),
         "pad_token_id": 0,
         "bos_token_id": 1,
         "eos_token_id": 2,
@@ -409,9 +414,9 @@ def test_check_tokenizer_accepts_agreement_and_names_the_misfit(trained, family,
 def test_check_tokenizer_knows_a_target_vocabulary_and_several_ends(trained):
     tokenizer = trained["seq2seq", "byte_bpe"]
     fields = config_fields(tokenizer, "seq2seq")
-    apart = MarianConfig(**fields | {"vocab_size": 500, "decoder_vocab_size": 399, "eos_token_id": [9, 2]})
+    apart = MarianConfig(**fields | {"vocab_size": 999, "decoder_vocab_size": 99, "eos_token_id": [9, 2]})
     check_tokenizer(tokenizer, apart)
-    with pytest.raises(ValueError, match="has 400 tokens, the config decoder_vocab_size=399"):
+    with pytest.raises(ValueError, match=r"has \d+ tokens, the config decoder_vocab_size=99"):
         check_tokenizer(tokenizer, apart, target=True)
     with pytest.raises(ValueError, match="eos_token_id=2, the config eos_token_id=3"):
         check_tokenizer(tokenizer, MarianConfig(**fields | {"eos_token_id": 3}))
