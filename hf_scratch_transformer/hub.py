@@ -27,6 +27,7 @@ from huggingface_hub.utils import yaml_dump
 from safetensors import safe_open
 from transformers.dynamic_module_utils import get_relative_imports
 from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+from yaml import YAMLError
 
 from .configuration_scratch import ScratchConfig, ScratchDecoderConfig, ScratchEncoderConfig, ScratchSeq2SeqConfig
 
@@ -119,7 +120,7 @@ inputs = tokenizer($text, return_tensors="pt")
 outputs = model.generate(**inputs, max_new_tokens=$length, do_sample=True)
 print(tokenizer.decode(outputs[0], skip_special_tokens=True))
 """,
-        "It continues texts in the manner of its corpus. It follows no instructions, and what it says need not be true.",
+        "It continues texts in the manner of its corpus. It follows no instructions; what it says need not be true.",
         generates=True,
     ),
     "ForConditionalGeneration": _Head(
@@ -329,8 +330,8 @@ def _card_complaints(folder: Path) -> Iterable[str]:
         return
     try:
         metadata = ModelCard.load(path).data
-    except ValueError as error:
-        yield f"README.md: {error}"
+    except (ValueError, YAMLError) as error:
+        yield f"README.md: {' '.join(str(error).split())}"
         return
     for name in ("library_name", "pipeline_tag", "license"):
         if not metadata.get(name):
@@ -349,10 +350,14 @@ def _parameters(folder: Path) -> int:
 
 
 def _scores(values: Mapping[str, Any]) -> dict[str, float]:
-    """The finite numbers among them, those in `SCORES` first and in that order."""
-    ranks = {name: rank for rank, name in enumerate(SCORES)}
-    numbers = {k: v for k, v in _flat(values).items() if type(v) in (int, float) and math.isfinite(v)}
-    return dict(sorted(numbers.items(), key=lambda item: ranks.get(item[0], len(ranks))))
+    """The finite numbers among them."""
+    return {name: v for name, v in _flat(values).items() if type(v) in (int, float) and math.isfinite(v)}
+
+
+def _by_telling(names: Iterable[str]) -> list[str]:
+    """Each name once, those in `SCORES` first and in that order."""
+    names = dict.fromkeys(names)
+    return [name for name in SCORES if name in names] + [name for name in names if name not in SCORES]
 
 
 def _eval_results(records: RunRecords, head: _Head) -> list[EvalResult]:
@@ -361,7 +366,7 @@ def _eval_results(records: RunRecords, head: _Head) -> list[EvalResult]:
         EvalResult(
             task_type=head.pipeline_tag,
             # The Hub takes nothing but word characters, points, hyphens, and one slash.
-            dataset_type=records.dataset_id or re.sub(r"[^\w.-]+", "-", records.dataset).strip("-") or "local",
+            dataset_type=records.dataset_id or re.sub(r"[^A-Za-z0-9_.-]+", "-", records.dataset).strip("-") or "local",
             dataset_name=records.dataset,
             dataset_config=records.dataset_config,
             dataset_revision=records.dataset_revision,
@@ -386,14 +391,15 @@ def _leaderboard_entry(records: RunRecords) -> EvalResultEntry | None:
     if records.dataset_id is None or not records.results:
         return None
     split, values = list(records.results.items())[-1]
-    name, value = next(iter(_scores(values).items()), (None, None))
-    if name not in SCORES:
+    scores = _scores(values)
+    name = next((name for name in SCORES if name in scores), None)
+    if name is None:
         return None
     return EvalResultEntry(
         dataset_id=records.dataset_id,
         task_id=records.dataset_config or "default",
         dataset_revision=records.dataset_revision,
-        value=value,
+        value=scores[name],
         notes=f"{SCORES[name][1]}, split {split}",
     )
 
@@ -417,16 +423,16 @@ def _body(folder: Path, config: Mapping[str, Any], head: _Head, records: RunReco
     )
     family = FAMILIES[config["model_type"]][1]
     sections = {
-        f"# {records.name}": f"A {family} that {head.does}: {_parameters(folder):,} parameters, {depth} layers of width "
-        f"{config['hidden_size']}, a vocabulary of {config['vocab_size']:,} tokens. Trained on {records.dataset}. Its "
-        "code is in this repository; nothing but `transformers` and `torch` is needed.",
+        f"# {records.name}": f"A {family} that {head.does}: {_parameters(folder):,} parameters, {depth} layers "
+        f"of width {config['hidden_size']}, a vocabulary of {config['vocab_size']:,} tokens, trained on "
+        f"{records.dataset}. Its code is in this repository; nothing but `transformers` and `torch` is needed.",
         "## How to use": f"```python\n{usage}```",
         "## Training data": _table(("", ""), _flat(_data(records)).items()),
         "## Results": _results(records),
         "## Training": _curves(folder, records),
         "## Recipe": _table(("field", "value"), _flat(records.recipe).items()),
-        "## Limits": f"{head.limits} It is meant for at most {longest} tokens at once, and has the errors and biases of "
-        f"{records.dataset}.",
+        "## Limits": f"{head.limits} It is meant for at most {longest} tokens at once, and has the errors and biases "
+        f"of {records.dataset}.",
         "## Make it again": f"```bash\n{records.command}\n```",
         "## Environment": _table(("", ""), _flat(records.environment).items()),
     }
@@ -447,12 +453,12 @@ def _data(records: RunRecords) -> dict[str, Any]:
 def _results(records: RunRecords) -> str:
     """A row for each score, a column for each split, and how scores were computed."""
     columns = [_scores(values) for values in records.results.values()]
-    names = dict.fromkeys(name for column in columns for name in column)
+    names = _by_telling(name for column in columns for name in column)
     if not names:
         return "No test was run."
     rows = [(SCORES.get(name, ("", name))[1], *(column.get(name, "") for column in columns)) for name in names]
     signatures = {
-        f"- {name}: `{values[f'{name}_signature']}`": None
+        f"- {SCORES[name][1]}: `{values[f'{name}_signature']}`": None
         for values in records.results.values()
         for name in SCORES
         if f"{name}_signature" in values
@@ -465,7 +471,7 @@ def _curves(folder: Path, records: RunRecords) -> str:
     picture = "![Loss and scores over the steps of the run](curves.png)\n\n"
     rows = [_scores(row) for row in records.metrics if row.get("event") == "evaluation"]
     rows = rows[:: -max(1, math.ceil(len(rows) / SHOWN_EVALUATIONS))][::-1]
-    names = sorted({name for row in rows for name in row}, key=lambda name: (name != "step", name in SCORES))
+    names = sorted({name: None for row in rows for name in row}, key=lambda name: name in SCORES)
     table = _table(names, [[row.get(name, "") for name in names] for row in rows]) if rows else ""
     return (picture if (folder / "curves.png").is_file() else "") + table
 

@@ -1,6 +1,6 @@
-"""Recipes: a YAML file and the command line become one frozen tree of dataclasses, checked before anything is loaded.
+"""Recipes: a YAML file and the command line become one tree of frozen dataclasses, checked before anything is loaded.
 
-Every problem is collected and reported in a single `RecipeError`, so a recipe with three mistakes needs one run to mend.
+All problems are reported in a single `RecipeError`, so that a recipe with three mistakes needs one run to mend.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ import hf_scratch_transformer  # noqa: F401  (registers the three families with 
 
 
 class RecipeError(ValueError):
-    """A recipe, or the data it names, that cannot be run. The message is meant for the terminal, without a traceback."""
+    """A recipe, or the data it names, that cannot be run. The message is for the terminal, without a traceback."""
 
 
 def _number(default: Any, at_least: float | None = None, above: float | None = None, below: float | None = None) -> Any:
@@ -41,10 +41,11 @@ class Data:
     path: str  # a Hub dataset id, a folder or a file
     name: str | None = None  # configuration of the Hub dataset
     revision: str | None = None
-    # role (train, validation, test) -> names to look for, the first that exists: a Hub split, a file, or the common stem
-    # of parallel text files (`train` finds train.en and train.de). `name[:90%]` takes a part.
+    # train, validation, test -> names to look for, the first that exists: a Hub split, a file, or the common stem of
+    # parallel text files (`train` finds train.en and train.de). `name[:90%]` takes a part.
     splits: dict[str, tuple[str, ...]] = field(default_factory=lambda: {"train": ("train",)})
-    columns: dict[str, str] = field(default_factory=dict)  # {source: en, target: de} or {text: text}
+    # source and target, or text -> names of the column to look for, the first that exists
+    columns: dict[str, tuple[str, ...]] = field(default_factory=dict)
     sample_by: Literal["line", "paragraph", "document"] = "line"  # what one row of a plain text file is
     streaming: bool = False  # read the training split part by part instead of holding it in memory
     part_rows: int = _number(100_000, at_least=1)  # rows of a streamed part
@@ -82,8 +83,8 @@ class Optimisation:
     warmup_steps: int = _number(100, at_least=0)
     final_fraction: float = _number(0.0, at_least=0, below=1)  # of the learning rate, at the end of a decay
     decay_fraction: float = _number(0.2, above=0, below=1)  # last part of a warmup_stable_decay run
-    plateau_factor: float = _number(0.9, above=0, below=1)  # rate cut after plateau_patience evaluations without progress
-    plateau_patience: int = _number(10, at_least=1)
+    plateau_factor: float = _number(0.9, above=0, below=1)  # times the rate, after that many
+    plateau_patience: int = _number(10, at_least=1)  # evaluations without progress
     max_steps: int | None = _number(None, at_least=1)
     max_minutes: float | None = _number(None, above=0)  # wall clock; the schedule follows whichever limit is nearer
     accumulation: int = _number(1, at_least=1)  # batches per step
@@ -92,10 +93,14 @@ class Optimisation:
     r_drop: float = _number(0.0, at_least=0)  # weight of the divergence between two dropout masks
     mask_fraction: tuple[float, ...] = (0.15,)  # masked LM: constant, or first and last value of a linear schedule
     whole_word_masking: bool = False
-    average: Literal["none", "ema", "last"] = "none"  # what is evaluated in the end and saved as the model
+    # What is tested in the end and becomes the model: the weights of the last step or of the best evaluation, their
+    # exponential moving average, or the mean of the last checkpoints.
+    final_weights: Literal["last", "best", "ema", "mean"] = "last"
     ema_decay: float = _number(0.999, above=0, below=1)
-    average_last: int = _number(5, at_least=2)  # checkpoints averaged by `last`
-    precision: Literal["fp32", "bf16"] = "fp32"
+    mean_of: int = _number(5, at_least=2)  # checkpoints
+    # fp32: nothing is rounded. fast: single precision, with products in the quickest units that keep nearly all of it
+    # (TF32 on a GPU; oneDNN on a CPU, which on AMD is twice as quick as the default and as exact). bf16: autocast.
+    precision: Literal["fp32", "fast", "bf16"] = "fast"
     compile: bool = False
 
 
@@ -109,7 +114,7 @@ class Evaluation:
     samples: int = _number(3, at_least=0)  # outputs shown at each evaluation
     num_beams: int = _number(1, at_least=1)  # at the final test; evaluations on the way decode greedily
     length_penalty: float = _number(1.0)
-    group_by: str | None = None  # column of the test rows over whose values the scores are also given apart
+    group_by: tuple[str, ...] = ()  # columns of the test rows by whose values the scores are also given apart
     best_metric: str = "loss"  # `loss` (lower is better) or a score (higher is better)
     early_stopping: int | None = _number(None, at_least=1)  # evaluations without progress before the run ends
 
@@ -151,7 +156,7 @@ class Recipe:
     def identity(self) -> dict[str, Any]:
         """The part of the recipe that a resumed run must share: everything but places, retention and reporting."""
         tree = dataclasses.asdict(self)
-        for key in ("output_dir", "log_every", "trackers", "resume", "force", "overwrite", "push_to_hub", "checkpoints"):
+        for key in ("output_dir", "trackers", "resume", "force", "overwrite", "push_to_hub", "checkpoints"):
             del tree[key]
         for key in ("path", "splits", "workers"):  # the corpus is compared by its content
             del tree["data"][key]
@@ -273,13 +278,16 @@ def _coerce(kind: Any, value: Any, where: str, problems: list[str]) -> Any:
         return None if value is None else _coerce(inner[0], value, where, problems)
     if origin is Literal:
         if value not in inner:
-            problems.append(f"{where}: {value!r} is not one of {', '.join(map(str, inner))}{_closest(str(value), inner)}")
+            known = ", ".join(map(str, inner))
+            problems.append(f"{where}: {value!r} is not one of {known}{_closest(str(value), inner)}")
         return value
     if origin is tuple:
         items = value if isinstance(value, (list, tuple)) else [value]
         return tuple(_coerce(inner[0], item, where, problems) for item in items)
     if origin is dict and isinstance(value, dict):
-        return value if inner[1] is Any else {k: _coerce(inner[1], v, f"{where}.{k}", problems) for k, v in value.items()}
+        if inner[1] is Any:
+            return value
+        return {key: _coerce(inner[1], item, f"{where}.{key}", problems) for key, item in value.items()}
     if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     if kind is int and isinstance(value, float) and value.is_integer():
@@ -320,7 +328,8 @@ def _contradictions(recipe: Recipe) -> list[str]:
         problems.append(f"data.splits.{role}: roles are train, validation and test")
     if "train" not in data.splits:
         problems.append("data.splits.train: missing")
-    if (recipe.evaluation.every_steps or recipe.evaluation.every_minutes) and "validation" not in data.splits:
+    evaluating = bool(recipe.evaluation.every_steps or recipe.evaluation.every_minutes)
+    if evaluating and "validation" not in data.splits:
         problems.append("evaluation: evaluating while training needs data.splits.validation")
     longest = data.max_length if recipe.objective == "translation" else data.window + 1
     if data.batch_tokens < longest:
@@ -333,8 +342,12 @@ def _contradictions(recipe: Recipe) -> list[str]:
         problems.append(f"optimisation.betas: two numbers in [0, 1), got {optimisation.betas}")
     if not 1 <= len(optimisation.mask_fraction) <= 2 or not all(0 < f < 1 for f in optimisation.mask_fraction):
         problems.append(f"optimisation.mask_fraction: one or two numbers in (0, 1), got {optimisation.mask_fraction}")
-    if optimisation.average == "last" and recipe.checkpoints.keep_last < optimisation.average_last:
-        problems.append("checkpoints.keep_last: must be at least optimisation.average_last to average that many")
+    if optimisation.final_weights == "mean" and recipe.checkpoints.keep_last < optimisation.mean_of:
+        problems.append(f"checkpoints.keep_last: the mean of {optimisation.mean_of} checkpoints needs as many kept")
+    if optimisation.final_weights == "best" and not (recipe.checkpoints.keep_best and evaluating):
+        problems.append("optimisation.final_weights: best needs evaluations while training and checkpoints.keep_best")
+    if len(optimisation.mask_fraction) == 2 and optimisation.max_steps is None:
+        problems.append("optimisation.mask_fraction: a schedule needs max_steps")
     for tracker in set(recipe.trackers) - {"tensorboard", "trackio"}:
         problems.append(f"trackers: {tracker!r} is not one of tensorboard, trackio")
     return problems + _model_problems(recipe)

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +24,20 @@ from hf_scratch_transformer.tokenization import train_tokenizer
 from .arguments import Data, Recipe, RecipeError
 
 FAMILIES = {"translation": "seq2seq", "causal_lm": "decoder", "masked_lm": "encoder"}
-BUILDERS = {"txt": "text", "tokens": "text", "json": "json", "jsonl": "json", "csv": "csv", "tsv": "csv", "parquet": "parquet"}
+# How a file is read, by its ending; anything else is plain text.
+BUILDERS = {"txt": "text", "json": "json", "jsonl": "json", "csv": "csv", "tsv": "csv", "parquet": "parquet"}
 CHUNK = 10_000  # rows handled at once
 MISSING = "\ufffd"  # what a byte that is not UTF-8 is read as
 
 Columns = dict[str, list[Any]]
+Encode = Callable[[list[str]], list[list[int]]]  # token ids of each text
 
 
 # --- Rows -----------------------------------------------------------------------------------------------------------
 
 
-def read(data: Data, role: str, extra: str | None = None, skip: int = 0) -> Iterator[Columns]:
-    """Chunks of rows of one split, as {name the objective uses: values}; `extra` is a further column to bring along.
+def read(data: Data, role: str, extra: Iterable[str] = (), skip: int = 0) -> Iterator[Columns]:
+    """Chunks of rows of one split, as {name the objective uses: values}; `extra` are further columns to bring along.
 
     Raises RecipeError when the split, a file or a column is not there.
     """
@@ -45,12 +48,13 @@ def read(data: Data, role: str, extra: str | None = None, skip: int = 0) -> Iter
         raise RecipeError(f"data.splits.{role}: a part of a split needs its length, which a stream does not know")
     else:
         chunks = _part(source(0), part, role)
-    wanted = data.columns | ({extra: extra} if extra else {})
+    wanted = data.columns | {column: (column,) for column in extra}
     for chunk in chunks:
-        absent = [column for column in wanted.values() if column not in chunk]
+        found = {name: next((c for c in names if c in chunk), None) for name, names in wanted.items()}
+        absent = [" or ".join(wanted[name]) for name, column in found.items() if column is None]
         if absent:
-            raise RecipeError(f"data.columns: {absent[0]!r} is not a column of {role}, which has {', '.join(chunk)}")
-        yield {name: chunk[column] for name, column in wanted.items()}
+            raise RecipeError(f"data.columns: {role} has no {absent[0]}; its columns are {', '.join(chunk)}")
+        yield {name: chunk[column] for name, column in found.items() if column is not None}
 
 
 def _find(data: Data, role: str) -> tuple[Callable[[int], Iterator[Columns]], tuple[float, float] | None]:
@@ -68,7 +72,7 @@ def _find(data: Data, role: str) -> tuple[Callable[[int], Iterator[Columns]], tu
             return _hub(data, candidate if part else match["name"], role), None
         files = _files(path, match["name"], data)
         if files:
-            return (lambda skip: _local(files, data, skip)), part
+            return partial(_local, files, data), part
         tried.append(match["name"])
     raise RecipeError(f"data.splits.{role}: {path} holds no {' or '.join(tried)}")
 
@@ -79,9 +83,11 @@ def _files(path: Path, name: str, data: Data) -> dict[str, Path]:
         return {"": path}
     if (path / name).is_file():
         return {"": path / name}
-    parallel = {column: path / f"{name}.{column}" for column in data.columns.values()}
-    if all(file.is_file() for file in parallel.values()):
-        return parallel
+    endings = [
+        [column for column in columns if (path / f"{name}.{column}").is_file()] for columns in data.columns.values()
+    ]
+    if all(endings):
+        return {column: path / f"{name}.{column}" for column, *_ in endings}
     for file in (path / f"{name}.{suffix}" for suffix in BUILDERS):
         if file.is_file():
             return {"": file}
@@ -101,7 +107,7 @@ def _local(files: Mapping[str, Path], data: Data, skip: int) -> Iterator[Columns
         chunks = {column: next(stream, {"text": []})["text"] for column, stream in streams.items()}
         lengths = {column: len(chunk) for column, chunk in chunks.items()}
         if len(set(lengths.values())) > 1:
-            raise RecipeError(f"{', '.join(map(str, files.values()))}: not parallel, one has fewer lines than the other")
+            raise RecipeError(f"{', '.join(map(str, files.values()))}: not parallel, one has fewer lines")
         if not any(lengths.values()):
             return
         yield chunks
@@ -130,7 +136,9 @@ def _hub(data: Data, split: str, role: str) -> Callable[[int], Iterator[Columns]
             dataset = load_dataset(data.path, data.name, split=split, revision=data.revision, streaming=streaming)
         except Exception as error:  # no network, no such dataset, no such split: each has its own kind
             reason = " ".join(str(error).split())
-            raise RecipeError(f"data.path: {data.path!r} is no file here, and not to be had from the Hub: {reason}") from error
+            raise RecipeError(
+                f"data.path: no file {data.path!r} here, and not to be had from the Hub: {reason}"
+            ) from error
         rest = dataset.skip(skip) if isinstance(dataset, IterableDataset) else dataset.select(range(skip, len(dataset)))
         yield from rest.iter(CHUNK)
 
@@ -152,7 +160,9 @@ def _part(chunks: Iterator[Columns], part: tuple[float, float], role: str) -> It
     yield whole
 
 
-def clean(chunks: Iterable[Columns], columns: Iterable[str], refused: Counter, empty_allowed: bool) -> Iterator[Columns]:
+def clean(
+    chunks: Iterable[Columns], columns: Iterable[str], refused: Counter, empty_allowed: bool
+) -> Iterator[Columns]:
     """Only the usable rows; the others are counted in `refused` by what is wrong with them."""
     columns = tuple(columns)
     for chunk in chunks:
@@ -250,7 +260,9 @@ class Corpus:
     columns: dict[str, Sequences]  # what the objective reads
     texts: Columns = field(default_factory=dict)  # the raw rows, kept where they are scored against
     refused: Counter = field(default_factory=Counter)  # rows left out, by reason
-    rows_read: int = 0
+    rows: int = 0  # read, usable or not
+    bytes: int = 0  # of the usable text, in UTF-8
+    words: int = 0  # of the usable text, each row's end counted as one
 
     def fingerprint(self) -> str:
         """SHA-256 over all tokens and boundaries: two corpora that train alike have the same."""
@@ -261,15 +273,13 @@ class Corpus:
         return digest.hexdigest()
 
 
-def load(recipe: Recipe, role: str, encode: Callable[[list[str]], list[list[int]]], keep_texts: bool = False) -> Corpus:
+def load(recipe: Recipe, role: str, encode: Encode, keep_texts: bool = False) -> Corpus:
     """A whole split in memory, tokenised."""
-    chunks = read(recipe.data, role, extra=recipe.evaluation.group_by if role == "test" else None)
+    chunks = read(recipe.data, role, extra=recipe.evaluation.group_by if role == "test" else ())
     return tokenised(recipe, role, chunks, encode, keep_texts)
 
 
-def tokenised(
-    recipe: Recipe, role: str, chunks: Iterable[Columns], encode: Callable[[list[str]], list[list[int]]], keep_texts: bool
-) -> Corpus:
+def tokenised(recipe: Recipe, role: str, chunks: Iterable[Columns], encode: Encode, keep_texts: bool) -> Corpus:
     """Clean and tokenise rows; malformed ones are counted and skipped, or refused, as the recipe says.
 
     Raises RecipeError when rows are malformed and the recipe refuses that, or when none is left.
@@ -277,10 +287,10 @@ def tokenised(
     pairs = recipe.objective == "translation"
     names = tuple(recipe.data.columns)
     refused: Counter = Counter()
-    counted = _Counted(chunks)
+    counts = dict.fromkeys(("rows", "bytes", "words"), 0)
     parts: dict[str, list[Sequences]] = {name: [] for name in names}
     texts: Columns = {}
-    for chunk in clean(counted, names, refused, empty_allowed=not pairs):
+    for chunk in clean(_counted(chunks, counts), names, refused, empty_allowed=not pairs):
         encoded = {name: Sequences.of(encode(chunk[name])) for name in names}
         if pairs:
             longest = np.max([sequences.lengths for sequences in encoded.values()], axis=0)
@@ -291,6 +301,8 @@ def tokenised(
                 chunk = {name: [values[row] for row in rows] for name, values in chunk.items()}
         for name, sequences in encoded.items():
             parts[name].append(sequences)
+            counts["bytes"] += sum(len(text.encode()) for text in chunk[name])
+            counts["words"] += sum(len(text.split()) + 1 for text in chunk[name])
         if keep_texts:
             for name, values in chunk.items():
                 texts.setdefault(name, []).extend(values)
@@ -298,7 +310,44 @@ def tokenised(
         raise RecipeError(f"data.splits.{role}: malformed rows ({describe(refused)}) and data.malformed is refuse")
     if not any(parts.values()):
         raise RecipeError(f"data.splits.{role}: no usable row ({describe(refused) or 'it is empty'})")
-    return Corpus({name: Sequences.join(parts[name]) for name in names}, texts, refused, counted.rows)
+    return Corpus({name: Sequences.join(parts[name]) for name in names}, texts, refused, **counts)
+
+
+class Parts:
+    """The training split as `parts(epoch, first)` gives it: whole, or part by part in the order of the stream."""
+
+    def __init__(self, recipe: Recipe, encode: Encode) -> None:
+        self.recipe, self.encode = recipe, encode
+        self.first = next(self._stream(0)) if recipe.data.streaming else load(recipe, "train", encode)
+
+    def __call__(self, epoch: int, first: int) -> Iterator[Corpus]:
+        """The parts of an epoch from number `first` on."""
+        if self.recipe.data.streaming:
+            yield from self._stream(first)
+        elif first == 0:
+            yield self.first
+
+    def _stream(self, first: int) -> Iterator[Corpus]:
+        size = self.recipe.data.part_rows
+        for rows in _regrouped(read(self.recipe.data, "train", skip=first * size), size):
+            yield tokenised(self.recipe, "train", [rows], self.encode, keep_texts=False)
+
+
+def _regrouped(chunks: Iterator[Columns], size: int) -> Iterator[Columns]:
+    """The same rows, that many at a time."""
+    held: Columns = {}
+    for chunk in chunks:
+        held = {name: held.get(name, []) + values for name, values in chunk.items()}
+        while len(next(iter(held.values()))) >= size:
+            yield {name: values[:size] for name, values in held.items()}
+            held = {name: values[size:] for name, values in held.items()}
+    if held and next(iter(held.values())):
+        yield held
+
+
+def digest(content: bytes) -> str:
+    """SHA-256"""
+    return hashlib.sha256(content).hexdigest()
 
 
 def describe(refused: Counter) -> str:
@@ -306,16 +355,10 @@ def describe(refused: Counter) -> str:
     return ", ".join(f"{count} {reason}" for reason, count in refused.most_common())
 
 
-class _Counted:
-    """The same chunks, with the number of their rows."""
-
-    def __init__(self, chunks: Iterable[Columns]) -> None:
-        self.chunks, self.rows = chunks, 0
-
-    def __iter__(self) -> Iterator[Columns]:
-        for chunk in self.chunks:
-            self.rows += len(next(iter(chunk.values())))
-            yield chunk
+def _counted(chunks: Iterable[Columns], counts: dict[str, int]) -> Iterator[Columns]:
+    for chunk in chunks:
+        counts["rows"] += len(next(iter(chunk.values())))
+        yield chunk
 
 
 # --- Batches --------------------------------------------------------------------------------------------------------
@@ -347,19 +390,50 @@ def bucket(lengths: np.ndarray, budget: int, rng: np.random.Generator | None = N
 
 
 class Batches(Dataset):
-    """The batches of one part of an epoch: item i is built when asked for, in whichever process asks."""
+    """The batches of one part of an epoch: item i is built when asked for, in whichever process asks.
 
-    def __init__(self, plan: list[Any], collate: Callable[[Any, np.random.Generator], dict], key: tuple[int, ...]) -> None:
-        self.plan, self.collate, self.key = plan, collate, key
+    Every process builds the whole batch and keeps its rows, so that a batch, its random draws and its number of targets
+    do not depend on how many processes share it.
+    """
+
+    def __init__(
+        self,
+        plan: list[Any],
+        collate: Callable[[Any, np.random.Generator, int], dict[str, torch.Tensor]],
+        targets: str,
+        key: tuple[int, ...] = (0,),
+        steps: Callable[[int], int] = lambda index: 0,
+        share: tuple[int, int] = (0, 1),
+    ) -> None:
+        """
+        Args:
+            plan: what each batch is made of.
+            collate: builds a batch from an item of the plan, random draws, and the step it belongs to.
+            targets: the entry of a batch that holds its labels.
+            key: seed of the random draws, together with the number of the batch.
+            steps: the optimiser step that a batch belongs to.
+            share: (process, processes)
+        """
+        self.plan, self.collate, self.targets = plan, collate, targets
+        self.key, self.steps, self.share = key, steps, share
 
     def __len__(self) -> int:
         return len(self.plan)
 
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        return self.collate(self.plan[index], np.random.default_rng((*self.key, index)))
+    def __getitem__(self, index: int) -> tuple[dict[str, torch.Tensor], int]:
+        """This process's rows of a batch, and the number of targets in the whole of it."""
+        rng = np.random.default_rng((*self.key, index))
+        batch = self.collate(self.plan[index], rng, self.steps(index))
+        count = int((batch[self.targets] != -100).sum())
+        process, processes = self.share
+        if processes > 1:
+            rows = {name: values[process::processes] for name, values in batch.items()}
+            if not len(rows[self.targets]):  # fewer rows than processes: take part, with nothing to predict
+                rows = {name: values[:1].clone() for name, values in batch.items()}
+                rows[self.targets].fill_(-100)
+            batch = rows
+        return batch, count
 
     def loader(self, start: int, workers: int, pin: bool) -> DataLoader:
         """From batch `start` to the end, in order."""
-        return DataLoader(
-            self, batch_size=None, sampler=range(start, len(self)), num_workers=workers, pin_memory=pin
-        )
+        return DataLoader(self, batch_size=None, sampler=range(start, len(self)), num_workers=workers, pin_memory=pin)

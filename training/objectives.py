@@ -106,7 +106,7 @@ class Translation(Objective):
         alpha = self.recipe.optimisation.r_drop
         if not (alpha and model.training):
             return super().loss(model, batch, label_smoothing)
-        # R-Drop (Wu et al. 2021): two dropout masks, their mean loss, and the symmetric divergence of what they predict.
+        # R-Drop (Wu et al. 2021): the mean loss under two dropout masks, and the divergence of what they predict.
         # Both terms carry half the paper's scale, so that a learning rate means the same with and without.
         logits, targets = self.predict(model, {name: values.repeat(2, 1) for name, values in batch.items()})
         loss = F.cross_entropy(logits, targets, reduction="sum", label_smoothing=label_smoothing) / 2
@@ -174,7 +174,7 @@ class _Windows(Objective):
         """How many tokens of the stream can be the input of a prediction."""
 
     def cut(self, corpus: Corpus, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Places in the stream and whether they are real, both [windows, window], and positions in separate documents."""
+        """Places in the stream and whether they are real, both [windows, window], and positions in each document."""
         starts, stops = windows[:, :1], windows[:, 1:]
         places = starts + np.arange(int((stops - starts).max()))
         real = places < stops
@@ -229,7 +229,8 @@ class MaskedLM(_Windows):
         pieces = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
         self.special = np.isin(np.arange(len(pieces)), tokenizer.all_special_ids)
         byte_level = any(piece.startswith("Ġ") for piece in pieces)
-        self.inside = np.array([not p.startswith("Ġ") if byte_level else p.startswith("##") for p in pieces]) & ~self.special
+        inside = [not piece.startswith("Ġ") if byte_level else piece.startswith("##") for piece in pieces]
+        self.inside = np.array(inside) & ~self.special  # pieces that go on with the word before them
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         return self.tokenizer(texts, return_attention_mask=False)["input_ids"]

@@ -1,0 +1,206 @@
+"""Train a model from a recipe, measure it, and leave a folder that is a complete Hub repository.
+
+    accelerate launch -m training RECIPE.yaml [--key value ...]
+
+A run's folder (`--output_dir`) holds `recipe.yaml`, `environment.json`, `tokenizer/`, `metrics.jsonl`, `curves.png`,
+`checkpoints/` and `model/`. Exit codes: 0 done, 1 failed, 2 the recipe or its data cannot be used, 130 and 143 stopped
+by SIGINT and SIGTERM (saved; `--resume` goes on).
+"""
+
+import json
+import logging
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from hf_scratch_transformer.tokenization import check_tokenizer, config_fields
+
+from . import checkpoints, data, loop, metrics
+from .arguments import Recipe, RecipeError, dump, environment, parse
+from .objectives import OBJECTIVES, Objective
+from .optimisation import optimizers
+
+
+def main(arguments: list[str]) -> int:
+    """Run a recipe from the command line; returns the exit code."""
+    try:
+        train(parse(arguments))
+    except RecipeError as error:
+        return _complain(error, 2)
+    except (loop.TrainingError, checkpoints.CheckpointError, OSError) as error:
+        return _complain(error, 1)
+    except loop.Interrupted as stop:
+        return _complain(stop, 128 + stop.number)
+    return 0
+
+
+def train(recipe: Recipe) -> None:
+    """A whole run: open its folder, read the corpus, train, test, save."""
+    started = time.monotonic()
+    accelerator = Accelerator(
+        mixed_precision="bf16" if recipe.optimisation.precision == "bf16" else "no",
+        log_with=list(recipe.trackers) or None,
+        project_dir=recipe.output_dir,
+    )
+    if recipe.optimisation.precision != "fp32":
+        torch.set_float32_matmul_precision("high" if accelerator.device.type == "cuda" else "medium")
+    folder = open_folder(recipe, accelerator)
+    tokenizer = open_tokenizer(recipe, folder, accelerator)
+    objective = OBJECTIVES[recipe.objective](recipe, tokenizer)
+    run = prepare(recipe, accelerator, objective, folder, started)
+    if recipe.resume:
+        go_on(run)
+    loop.train(run)
+    loop.finish(run)
+    results = loop.test(run)
+    save_model(run, folder / "model")
+    if accelerator.is_main_process:
+        summarise(results, folder)
+    accelerator.end_training()
+
+
+def open_folder(recipe: Recipe, accelerator: Accelerator) -> Path:
+    """The run's folder, with the recipe and the environment in it.
+
+    Raises RecipeError when it holds another run that is neither resumed nor to be replaced, or cannot be written.
+    """
+    folder = Path(recipe.output_dir)
+    if accelerator.is_main_process:
+        try:
+            if (folder / "recipe.yaml").exists() and not recipe.resume:
+                if not recipe.overwrite:
+                    raise RecipeError(f"output_dir: {folder} holds a run; --resume goes on, --overwrite replaces it")
+                shutil.rmtree(folder)
+            folder.mkdir(parents=True, exist_ok=True)
+            checkpoints.write_text(folder / "recipe.yaml", dump(recipe))
+            about = environment(accelerator.device, accelerator.num_processes)
+            checkpoints.write_text(folder / "environment.json", json.dumps(about, indent=1) + "\n")
+        except OSError as error:
+            raise RecipeError(f"output_dir: {folder} cannot be written: {error}") from error
+    accelerator.wait_for_everyone()
+    return folder
+
+
+def open_tokenizer(recipe: Recipe, folder: Path, accelerator: Accelerator) -> PreTrainedTokenizerFast:
+    """The run's tokenizer: trained or loaded by the main process once, read from the run's folder by all."""
+    if accelerator.is_main_process and not (folder / "tokenizer").exists():
+        temporary = folder / ".tokenizer"
+        data.make_tokenizer(recipe).save_pretrained(temporary)
+        os.replace(temporary, folder / "tokenizer")
+    accelerator.wait_for_everyone()
+    return AutoTokenizer.from_pretrained(folder / "tokenizer")
+
+
+def prepare(recipe: Recipe, accelerator: Accelerator, objective: Objective, folder: Path, started: float) -> loop.Run:
+    """Corpus, model and optimisers of a run at its first step, whose clock counts from `started` (monotonic)."""
+    tokenizer = objective.tokenizer
+    fields = config_fields(tokenizer, data.FAMILIES[recipe.objective])
+    config = recipe.model_config(**fields)
+    try:
+        check_tokenizer(tokenizer, config)
+    except ValueError as error:
+        raise RecipeError(f"model, tokenizer: {error}") from error
+    set_seed(recipe.seed)
+    model = objective.auto_model.from_config(config)
+    parts = data.Parts(recipe, objective.encode)
+    train = parts.first
+    splits = {
+        role: data.load(recipe, role, objective.encode, keep_texts=True) if role in recipe.data.splits else None
+        for role in ("validation", "test")
+    }
+    if accelerator.is_main_process:
+        for role, corpus in {"train": train, **splits}.items():
+            if corpus is not None:
+                left_out = f", left out {data.describe(corpus.refused)}" if corpus.refused else ""
+                print(f"{role}: {objective.examples(corpus):,} rows of {corpus.rows:,}{left_out}", file=sys.stderr)
+        count = model.num_parameters()
+        print(f"{type(model).__name__}: {count:,} parameters, {len(tokenizer):,} tokens", file=sys.stderr)
+    prepared, *updates = accelerator.prepare(model, *optimizers(model, recipe.optimisation))
+    prepared.train()
+    bare = accelerator.unwrap_model(prepared)
+    if recipe.optimisation.compile:
+        prepared = torch.compile(prepared, dynamic=True)
+    return loop.Run(
+        recipe=recipe,
+        accelerator=accelerator,
+        objective=objective,
+        model=prepared,
+        bare=bare,
+        optimizers=updates,
+        parts=parts,
+        validation=splits["validation"],
+        test=splits["test"],
+        store=checkpoints.Store(folder / "checkpoints", recipe.checkpoints),
+        log=metrics.Log(folder / "metrics.jsonl"),
+        identity={
+            "recipe": recipe.identity(),
+            "tokenizer": data.digest(tokenizer.backend_tokenizer.to_str().encode()),
+            "corpus": train.fingerprint(),
+        },
+        started=started,
+    )
+
+
+def go_on(run: loop.Run) -> None:
+    """Continue from the newest complete checkpoint, saying which; damaged ones are named and set aside."""
+    if run.main:
+        newest, complaints = run.store.newest()
+        for complaint in complaints:
+            print(complaint, file=sys.stderr)
+        print(f"resuming {newest}" if newest else "no checkpoint to resume: starting at step 0", file=sys.stderr)
+    run.accelerator.wait_for_everyone()
+    newest = next(iter(run.store.complete()), None)
+    if newest is not None:
+        loop.resume(run, newest)
+    if run.main:
+        run.log.cut(run.state.step)
+
+
+def save_model(run: loop.Run, folder: Path) -> None:
+    """The finished model as a Hub repository: weights, code, tokenizer, generation settings."""
+    if not run.main:
+        return
+    if run.recipe.objective == "translation":
+        spec = run.recipe.evaluation
+        settings: dict[str, Any] = {"max_new_tokens": run.recipe.data.max_length, "num_beams": spec.num_beams}
+        if spec.num_beams > 1:
+            settings["length_penalty"] = spec.length_penalty
+        run.bare.generation_config.update(**settings)
+    temporary = folder.with_name(f".{folder.name}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    run.bare.save_pretrained(temporary)
+    run.objective.tokenizer.save_pretrained(temporary)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(temporary, folder)
+
+
+def summarise(results: dict[str, Any], folder: Path) -> None:
+    """The test's results and where everything is, on the terminal."""
+    for name, value in results.items():
+        if isinstance(value, float):
+            signature = results.get(f"{name}_signature")
+            print(f"test {name}: {value:.4g}" + (f"  ({signature})" if signature else ""))
+    for column, groups in results.get("groups", {}).items():
+        for group, scores in groups.items():
+            print(f"test {column}, {group}: " + ", ".join(f"{name} {value:.4g}" for name, value in scores.items()))
+    print(f"the run is in {folder}, the model in {folder / 'model'}")
+
+
+def _complain(error: BaseException, code: int) -> int:
+    print(f"training: {error}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    logging.captureWarnings(True)
+    transformers.utils.logging.disable_progress_bar()
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,184 @@
+"""Checkpoints that are either complete and verified or not there at all; safetensors and JSON only.
+
+A checkpoint is written into a hidden folder, described by a manifest of SHA-256 sums, flushed to the disk, renamed into
+place and read back; only then may older ones go. A kill at any moment leaves the last complete one untouched.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.optim import Optimizer
+
+from . import arguments
+
+MANIFEST = "manifest.json"
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be written, read or used. The message is meant for the terminal, without a traceback."""
+
+
+class Store:
+    """The `checkpoints/` folder of a run."""
+
+    def __init__(self, folder: Path, spec: arguments.Checkpoints) -> None:
+        self.folder, self.spec = folder, spec
+
+    def save(self, step: int, files: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> Path:
+        """Write the checkpoint of a step: one safetensors file per entry of `files`, and `state` as JSON.
+
+        Raises CheckpointError, with nothing left half-written, when the disk is full or cannot be written.
+        """
+        final, temporary = self.folder / f"step-{step:08d}", self.folder / f".step-{step:08d}"
+        try:
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+            for name, tensors in files.items():
+                save_file({key: tensor.detach().contiguous() for key, tensor in tensors.items()}, temporary / name)
+            (temporary / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
+            sums = {path.name: _sha256(path) for path in sorted(temporary.iterdir())}
+            (temporary / MANIFEST).write_text(json.dumps(sums, indent=1), encoding="utf-8")
+            for path in (*temporary.iterdir(), temporary):
+                _flush(path)
+            if final.exists():  # the same step, saved once more
+                shutil.rmtree(final)
+            os.replace(temporary, final)
+            _flush(self.folder)
+            verify(final)
+        except (OSError, SafetensorError) as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            last = next(iter(self.complete()), None)
+            kept = f"the last good one is {last}" if last else "there is none before it"
+            raise CheckpointError(f"{final}: the checkpoint cannot be saved: {error}; {kept}") from error
+        self._prune()
+        return final
+
+    def complete(self) -> list[Path]:
+        """Checkpoints that were renamed into place, newest first; not verified."""
+        return sorted(self.folder.glob("step-*"), reverse=True)
+
+    def newest(self) -> tuple[Path | None, list[str]]:
+        """The newest checkpoint that verifies, and what is wrong with newer ones, which are set aside."""
+        complaints = []
+        for path in self.complete():
+            try:
+                verify(path)
+                return path, complaints
+            except CheckpointError as error:
+                aside = path.with_name(f"damaged-{path.name}")
+                shutil.rmtree(aside, ignore_errors=True)
+                path.rename(aside)
+                complaints.append(f"{error}; set aside as {aside.name}")
+        return None, complaints
+
+    def best(self) -> Path | None:
+        """The checkpoint with the best evaluation, of those that have one."""
+        return next(iter(self._by_score()), None)
+
+    def _by_score(self) -> list[Path]:
+        scores = {path: read_state(path).get("score") for path in self.complete()}
+        scored = {path: score for path, score in scores.items() if score is not None}
+        return sorted(scored, key=lambda path: scored[path])
+
+    def _prune(self) -> None:
+        kept = {*self.complete()[: self.spec.keep_last], *self._by_score()[: self.spec.keep_best]}
+        for path in self.complete():
+            if path not in kept:
+                # Out of sight first: a kill while deleting must not leave something that looks complete.
+                path = path.rename(path.with_name(f".{path.name}"))
+                shutil.rmtree(path)
+
+
+def verify(folder: Path) -> None:
+    """Compare every file with the manifest. Raises CheckpointError that names the first that differs."""
+    try:
+        sums = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{folder}: no readable {MANIFEST}") from error
+    for name, expected in sums.items():
+        if not (folder / name).is_file():
+            raise CheckpointError(f"{folder}: {name} is missing")
+        if _sha256(folder / name) != expected:
+            raise CheckpointError(f"{folder}: {name} is damaged, its SHA-256 differs from the manifest")
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """What was saved as JSON."""
+    return json.loads((folder / "state.json").read_text(encoding="utf-8"))
+
+
+def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
+    """What was saved under a file name."""
+    return load_file(folder / name)
+
+
+def weights(model: torch.nn.Module) -> dict[str, Tensor]:
+    """Parameters and persistent buffers by name, each tied one once."""
+    seen: set[int] = set()
+    result = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            result[name] = tensor.detach()
+    return result
+
+
+@torch.no_grad()
+def load_weights(model: torch.nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copy saved weights into a model. Raises CheckpointError when names or shapes do not fit."""
+    own = weights(model)
+    differing = sorted(own.keys() ^ tensors.keys()) or [n for n in own if own[n].shape != tensors[n].shape]
+    if differing:
+        raise CheckpointError(f"the checkpoint does not fit the model: {', '.join(differing[:5])}")
+    for name, tensor in own.items():
+        tensor.copy_(tensors[name])
+
+
+def optimizer_tensors(optimizers: Iterable[Optimizer], model: torch.nn.Module) -> dict[str, Tensor]:
+    """The state of optimisers as `number/parameter/entry`: by names, so that nothing is loaded crosswise."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {
+        f"{number}/{names[id(parameter)]}/{entry}": tensor
+        for number, optimizer in enumerate(optimizers)
+        for parameter, entries in optimizer.state.items()
+        for entry, tensor in entries.items()
+    }
+
+
+def load_optimizers(optimizers: Iterable[Optimizer], model: torch.nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """The inverse of `optimizer_tensors`."""
+    optimizers, parameters = list(optimizers), dict(model.named_parameters())
+    for key, tensor in tensors.items():
+        number, name, entry = key.split("/")
+        parameter = parameters[name]
+        device = parameter.device if tensor.ndim else tensor.device
+        optimizers[int(number)].state[parameter][entry] = tensor.clone().to(device)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file in one go."""
+    temporary = path.with_name(f".{path.name}")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
