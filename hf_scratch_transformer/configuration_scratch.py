@@ -170,8 +170,8 @@ class ScratchConfig(PreTrainedConfig):
             self.head_dim = self.hidden_size // self.num_attention_heads
         if self.value_head_dim is None:
             self.value_head_dim = self.head_dim
-        # Always the plain names: a map loaded from the Hub points back to the repository it came from, which would
-        # make a fine-tuned copy depend on that repository although it carries the same files.
+        # Always the plain names: a map written by an older transformers may point back to the repository it came from,
+        # on which a fine-tuned copy would depend although it carries the same files.
         self.auto_map = dict(self._auto_map)
         # Called here as well as by `validate()`: the latter wraps the ValueError in a class that is not one.
         self.validate_architecture()
