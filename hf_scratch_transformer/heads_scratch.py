@@ -58,15 +58,20 @@ class ScratchLanguageModel(ScratchPreTrainedModel):
         label_smoothing: float,
         logits_to_keep: int | Tensor = 0,
     ) -> tuple[Tensor | None, Tensor | None]:
-        if targets is not None and loss_only:
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        hidden_states = hidden_states[:, kept]
+        if targets is None:
+            return self.lm_head(hidden_states), None
+        targets = targets[:, kept]
+        if num_items_in_batch is None:
+            num_items_in_batch = (targets != -100).sum().clamp(min=1)  # a batch without a target has loss 0, not NaN
+        if loss_only:
             # Padding and unmasked tokens have no loss: they never reach the widest matrix of the model.
             real = targets != -100
-            loss = token_loss(self.lm_head(hidden_states[real]), targets[real], num_items_in_batch, label_smoothing)
-            return None, loss
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(hidden_states[:, kept])
-        if targets is None:
-            return logits, None
+            return None, token_loss(
+                self.lm_head(hidden_states[real]), targets[real], num_items_in_batch, label_smoothing
+            )
+        logits = self.lm_head(hidden_states)
         if label_smoothing:
             return logits, token_loss(logits, targets, num_items_in_batch, label_smoothing)
         loss = self.loss_function(
@@ -292,16 +297,21 @@ class ScratchClassifier(ScratchPreTrainedModel):
     backbone: type[ScratchStack]
     output_type: type[ModelOutput]
     num_outputs: int | None = None  # default: one for each label
+    # Heads that differ in what they score differ in name too, so that none takes the weights of another for its own.
+    head_name = "classifier"
 
     def __init__(self, config: ScratchConfig):
         super().__init__(config)
         self.model = self.backbone(config)
         self.dropout = nn.Dropout(config.dropout if config.classifier_dropout is None else config.classifier_dropout)
-        self.classifier = nn.Linear(config.hidden_size, self.num_outputs or config.num_labels)
+        setattr(self, self.head_name, nn.Linear(config.hidden_size, self.num_outputs or config.num_labels))
         self.post_init()
 
-    def label_shape(self, inputs: Tensor) -> torch.Size:
-        """The shape that labels start with, given tokens (B, T) or embeddings (B, T, D)."""
+    def score(self, vectors: Tensor) -> Tensor:  # (..., D) -> (..., L)
+        return getattr(self, self.head_name)(self.dropout(vectors))
+
+    def label_shape(self, inputs: Tensor, labels: Tensor) -> tuple[int, ...]:
+        """The shape of labels, given tokens (B, T) or embeddings (B, T, D)."""
         raise NotImplementedError
 
     def select(self, hidden_states: Tensor, attention_mask: Any, input_ids: Tensor | None) -> Tensor:
@@ -334,9 +344,9 @@ class ScratchClassifier(ScratchPreTrainedModel):
         """
         inputs = input_ids if inputs_embeds is None else inputs_embeds
         if labels is not None and inputs is not None:
-            check_labels(labels, self.label_shape(inputs))
+            check_labels(labels, self.label_shape(inputs, labels))
         outputs = self.encode(input_ids, attention_mask, position_ids, inputs_embeds, kwargs)
-        logits = self.classifier(self.dropout(self.select(outputs.last_hidden_state, attention_mask, input_ids)))
+        logits = self.score(self.select(outputs.last_hidden_state, attention_mask, input_ids))
         loss = self.loss(logits, labels, num_items_in_batch) if labels is not None else None
         return self.output_type(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
@@ -360,8 +370,16 @@ class ScratchForSequenceClassification(ScratchClassifier):
     _auto_class = "AutoModelForSequenceClassification"
     output_type = SequenceClassifierOutput
 
-    def label_shape(self, inputs: Tensor) -> torch.Size:
-        return inputs.shape[:1]
+    def label_shape(self, inputs: Tensor, labels: Tensor) -> tuple[int, ...]:
+        if self.config.problem_type is None:
+            if self.config.num_labels == 1:
+                self.config.problem_type = "regression"
+            elif labels.is_floating_point():
+                self.config.problem_type = "multi_label_classification"
+            else:
+                self.config.problem_type = "single_label_classification"
+        single = self.config.problem_type == "single_label_classification" or self.config.num_labels == 1
+        return inputs.shape[:1] if single else (len(inputs), self.config.num_labels)
 
     def select(self, hidden_states: Tensor, attention_mask: Any, input_ids: Tensor | None) -> Tensor:
         rows = torch.arange(len(hidden_states), device=hidden_states.device)
@@ -377,13 +395,6 @@ class ScratchForSequenceClassification(ScratchClassifier):
         Summed and divided by `num_items_in_batch` numbers, or by how many there are. The loss of transformers heeds
         that argument for single labels only, and so multiplies gradients by the number of accumulation steps.
         """
-        if self.config.problem_type is None:
-            if self.config.num_labels == 1:
-                self.config.problem_type = "regression"
-            elif labels.is_floating_point():
-                self.config.problem_type = "multi_label_classification"
-            else:
-                self.config.problem_type = "single_label_classification"
         if self.config.problem_type == "single_label_classification":
             return token_loss(logits, labels, num_items_in_batch)
         regression = self.config.problem_type == "regression"
@@ -398,7 +409,7 @@ class ScratchForTokenClassification(ScratchClassifier):
     _auto_class = "AutoModelForTokenClassification"
     output_type = TokenClassifierOutput
 
-    def label_shape(self, inputs: Tensor) -> torch.Size:
+    def label_shape(self, inputs: Tensor, labels: Tensor) -> tuple[int, ...]:
         return inputs.shape[:2]
 
     def select(self, hidden_states: Tensor, attention_mask: Any, input_ids: Tensor | None) -> Tensor:
@@ -409,7 +420,7 @@ class ScratchForQuestionAnswering(ScratchClassifier):
     """Where the answer starts and ends in the text."""
 
     _auto_class = "AutoModelForQuestionAnswering"
-    num_outputs = 2
+    num_outputs, head_name = 2, "qa_outputs"
 
     @can_return_tuple
     def forward(
@@ -437,12 +448,14 @@ class ScratchForQuestionAnswering(ScratchClassifier):
             if positions is not None and inputs is not None:
                 check_labels(positions, inputs.shape[:1])
         outputs = self.encode(input_ids, attention_mask, position_ids, inputs_embeds, kwargs)
-        start_logits, end_logits = self.classifier(self.dropout(outputs.last_hidden_state)).unbind(-1)
+        start_logits, end_logits = self.score(outputs.last_hidden_state).movedim(-1, 0).contiguous()
         loss = None
         if start_positions is not None and end_positions is not None:
-            loss = self.loss_function(
-                start_logits, end_logits, start_positions, end_positions, num_items_in_batch=num_items_in_batch
-            )
+            losses = []
+            for logits, positions in ((start_logits, start_positions), (end_logits, end_positions)):
+                beyond = (positions < 0) | (positions >= logits.shape[1])
+                losses.append(token_loss(logits, positions.masked_fill(beyond, -100), num_items_in_batch))
+            loss = sum(losses) / 2
         return QuestionAnsweringModelOutput(
             loss=loss,
             start_logits=start_logits,
@@ -505,10 +518,10 @@ class ScratchEncoderForMultipleChoice(ScratchClassifier):
     config: ScratchEncoderConfig
     backbone = ScratchEncoderModel
     output_type = MultipleChoiceModelOutput
-    num_outputs = 1
+    num_outputs, head_name = 1, "choice_scorer"
     _auto_class = "AutoModelForMultipleChoice"
 
-    def label_shape(self, inputs: Tensor) -> torch.Size:
+    def label_shape(self, inputs: Tensor, labels: Tensor) -> tuple[int, ...]:
         return inputs.shape[:1]
 
     def encode(
@@ -529,17 +542,18 @@ class ScratchEncoderForMultipleChoice(ScratchClassifier):
         return outputs
 
     def select(self, hidden_states: Tensor, attention_mask: Any, input_ids: Tensor | None) -> Tensor:
-        return hidden_states[:, :, 0]
+        if attention_mask is None:
+            return hidden_states[:, :, 0]
+        first = attention_mask.long().argmax(-1)[..., None, None]  # the first real token, also behind padding
+        return hidden_states.take_along_dim(first, dim=2).squeeze(2)  # (B, choices, D)
 
-    def loss(self, logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
-        return token_loss(logits.squeeze(-1), labels, num_items_in_batch)
+    def score(self, vectors: Tensor) -> Tensor:  # (B, choices, D) -> (B, choices)
+        return super().score(vectors).squeeze(-1)
 
 
-def check_labels(labels: Tensor, shape: torch.Size) -> None:
-    if labels.shape[: len(shape)] != shape:
-        raise ValueError(
-            f"labels of shape {tuple(labels.shape)} do not fit input of shape {tuple(shape)} (batch, length)"
-        )
+def check_labels(labels: Tensor, shape: tuple[int, ...]) -> None:
+    if tuple(labels.shape) not in (tuple(shape), (*shape, 1)):
+        raise ValueError(f"labels of shape {tuple(labels.shape)} do not fit the input: they must be {tuple(shape)}")
 
 
 def check_token_labels(labels: Tensor | None, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> None:

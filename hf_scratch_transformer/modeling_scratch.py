@@ -13,7 +13,7 @@ import copy
 import difflib
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +48,9 @@ from .layers_scratch import (
     ends_sublayer,
     rotate,
 )
+
+if TYPE_CHECKING:  # never run: a backbone is saved beside the files that it imports, and `auto_map` names this one too
+    from .heads_scratch import ScratchLanguageModel as ScratchLanguageModel
 
 
 class ScratchAttention(nn.Module):
@@ -276,6 +279,7 @@ class ScratchStack(ScratchPreTrainedModel):
 
     def __init__(self, config: ScratchConfig, vocab_size: int, depth: int, is_causal: bool, has_source: bool = False):
         super().__init__(config)
+        self.is_causal = is_causal
         self.embeddings = ScratchEmbeddings(config, vocab_size)
         self.layers = nn.ModuleList(ScratchBlock(config, index, is_causal, has_source) for index in range(depth))
         self.norm = make_norm(config) if config.norm_position == "pre" else nn.Identity()
@@ -338,6 +342,13 @@ class ScratchStack(ScratchPreTrainedModel):
         """Raise a `ValueError` or `TypeError` that names what is wrong, before any matrix is multiplied. Looks at
         names and shapes only, which a compiler evaluates once."""
         refuse_misspelt(type(self).__name__, kwargs)
+        # Dropped here, since the attention backends would follow it in every attention, also of a decoder to a source.
+        is_causal = kwargs.pop("is_causal", None)
+        if is_causal not in (None, self.is_causal):
+            raise ValueError(
+                f"is_causal={is_causal}: an encoder sees both sides, a decoder one; {type(self).__name__} has "
+                f"is_causal={self.is_causal}"
+            )
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError(
                 "give exactly one of input_ids and inputs_embeds (decoder_input_ids, decoder_inputs_embeds)"
@@ -429,8 +440,6 @@ class ScratchEncoderModel(ScratchStack):
         Raises:
             ValueError, TypeError: on what does not fit, with its name and shape.
         """
-        if kwargs.pop("is_causal", None):
-            raise ValueError("is_causal=True: an encoder sees both sides; use a scratch_decoder model")
         self.check_inputs(input_ids, inputs_embeds, attention_mask, position_ids, None, kwargs)
         inputs_embeds = self.embed(input_ids, inputs_embeds)
         packing = None
@@ -601,6 +610,12 @@ class ScratchSeq2SeqModel(ScratchPreTrainedModel):
         if self.config.share_encoder_decoder_embeddings:
             self.decoder.set_input_embeddings(value)
 
+    def _resize_token_embeddings(self, new_num_tokens, pad_to_multiple_of=None, mean_resizing=True):
+        table = super()._resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        if self.config.share_encoder_decoder_embeddings:
+            self.config.decoder_vocab_size = table.num_embeddings
+        return table
+
     @can_return_tuple
     def forward(
         self,
@@ -623,6 +638,11 @@ class ScratchSeq2SeqModel(ScratchPreTrainedModel):
             encoder_outputs: the encoder's output, if it has run before.
             past_key_values: an `EncoderDecoderCache` of earlier target tokens.
         """
+        source = input_ids if inputs_embeds is None else inputs_embeds
+        source = source if encoder_outputs is None else encoder_outputs[0]
+        target = decoder_input_ids if decoder_inputs_embeds is None else decoder_inputs_embeds
+        if source is not None and target is not None and len(source) != len(target):
+            raise ValueError(f"{len(source)} sources do not fit {len(target)} targets (decoder_input_ids or labels)")
         if encoder_outputs is None:
             encoder_outputs = self.encoder(
                 input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs

@@ -3,7 +3,10 @@
 A head's task is the end of its class name, `ForMaskedLM` and so on, as it is to transformers.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -49,6 +52,12 @@ def family(model: type[PreTrainedModel]) -> str:
 def task(model: type[PreTrainedModel]) -> str:
     """`"MaskedLM"`, `"SequenceClassification"`, ...; `""` for a backbone."""
     return model.__name__.partition("For")[2]
+
+
+def auto_class(model: type[PreTrainedModel]) -> str:
+    """The Auto class that opens it, by its task."""
+    name = task(model)
+    return "AutoModel" + {"": "", "ConditionalGeneration": "ForSeq2SeqLM"}.get(name, f"For{name}")
 
 
 def config(family: str, **overrides: Any) -> PreTrainedConfig:
@@ -105,7 +114,8 @@ def labels(model: PreTrainedModel, inputs: dict[str, Tensor], seed: int = 1) -> 
             # Row i has i + 1 masks, as far as its real tokens go.
             return {"labels": ids.masked_fill(~real | (real.cumsum(-1) > torch.arange(1, batch + 1)[:, None]), -100)}
         case "ConditionalGeneration":
-            target = tokens(getattr(config, "decoder_vocab_size", None) or config.vocab_size, batch, length + 1, seed=seed)
+            words = getattr(config, "decoder_vocab_size", None) or config.vocab_size
+            target = tokens(words, batch, length + 1, seed=seed)
             return {"labels": target.masked_fill(padding_mask(batch, length + 1) == 0, -100)}
         case "TokenClassification":
             return {"labels": classes(config.num_labels, batch, length).masked_fill(~real, -100)}
@@ -122,3 +132,10 @@ def labels(model: PreTrainedModel, inputs: dict[str, Tensor], seed: int = 1) -> 
             return {"labels": classes(config.num_labels, batch)}
         case other:
             raise ValueError(f"{type(model).__name__}: no labels for the task {other!r}")
+
+
+@contextmanager
+def no_multiplication() -> Iterator[None]:
+    """Within it, no linear layer may run: for inputs that must be refused before any work is done."""
+    with mock.patch("torch.nn.functional.linear", side_effect=AssertionError("a matrix was multiplied")):
+        yield
