@@ -7,7 +7,6 @@ READY := $(VENV)/.made-from-lock
 PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3,$(if $(shell $(name) --version 2>/dev/null),$(name))))
 # One thread a process: the models are small, and xdist already uses every core.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest
-RUN := runs/demo
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow check conformance
@@ -16,10 +15,10 @@ help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*  ## /  make \1 \t/p' $(MAKEFILE_LIST) | expand -t 22
 
 demo: $(READY)  ## write a corpus, train a translator on it, load it without this package, translate
-	$(BIN)/python -m training.grammar --output_dir $(RUN)/corpus
+	$(BIN)/python -m training.grammar runs/grammar
 	$(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
-	    -m training training/recipes/demo.yaml --output_dir $(RUN)
-	$(BIN)/python -I training/show.py $(RUN)/model
+	    -m training training/recipes/demo.yaml --overwrite
+	$(BIN)/python -I training/show.py runs/demo/model < training/recipes/demo.txt
 
 test: $(READY)  ## the default tests: no GPU, no network
 	$(PYTEST) --numprocesses logical --maxprocesses 8

@@ -7,9 +7,11 @@ A run's folder (`--output_dir`) holds `recipe.yaml`, `environment.json`, `tokeni
 by SIGINT and SIGTERM (saved; `--resume` goes on).
 """
 
+import dataclasses
 import json
 import logging
 import os
+import shlex
 import shutil
 import sys
 import time
@@ -20,14 +22,27 @@ import torch
 import transformers
 from accelerate import Accelerator
 from accelerate.utils import set_seed
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
+from hf_scratch_transformer import hub
 from hf_scratch_transformer.tokenization import check_tokenizer, config_fields
 
 from . import checkpoints, data, loop, metrics
 from .arguments import Recipe, RecipeError, dump, environment, parse
 from .objectives import OBJECTIVES, Objective
 from .optimisation import optimizers
+
+# What a run writes into its folder.
+CONTENTS = (
+    "recipe.yaml",
+    "environment.json",
+    "tokenizer",
+    "metrics.jsonl",
+    "curves.png",
+    "test_outputs.txt",
+    "checkpoints",
+    "model",
+)
 
 
 def main(arguments: list[str]) -> int:
@@ -47,16 +62,18 @@ def train(recipe: Recipe) -> None:
     """A whole run: open its folder, read the corpus, train, test, save."""
     started = time.monotonic()
     accelerator = Accelerator(
+        cpu=not torch.accelerator.is_available(),  # else several processes on a CPU would not find each other
         mixed_precision="bf16" if recipe.optimisation.precision == "bf16" else "no",
         log_with=list(recipe.trackers) or None,
         project_dir=recipe.output_dir,
     )
-    if recipe.optimisation.precision != "fp32":
+    if recipe.optimisation.precision == "fast":
         torch.set_float32_matmul_precision("high" if accelerator.device.type == "cuda" else "medium")
     folder = open_folder(recipe, accelerator)
     tokenizer = open_tokenizer(recipe, folder, accelerator)
     objective = OBJECTIVES[recipe.objective](recipe, tokenizer)
     run = prepare(recipe, accelerator, objective, folder, started)
+    accelerator.init_trackers(folder.name)
     if recipe.resume:
         go_on(run)
     loop.train(run)
@@ -65,6 +82,8 @@ def train(recipe: Recipe) -> None:
     save_model(run, folder / "model")
     if accelerator.is_main_process:
         summarise(results, folder)
+        if recipe.push_to_hub is not None:
+            print(f"pushed: {hub.push(folder / 'model', recipe.push_to_hub).commit_url}")
     accelerator.end_training()
 
 
@@ -79,7 +98,11 @@ def open_folder(recipe: Recipe, accelerator: Accelerator) -> Path:
             if (folder / "recipe.yaml").exists() and not recipe.resume:
                 if not recipe.overwrite:
                     raise RecipeError(f"output_dir: {folder} holds a run; --resume goes on, --overwrite replaces it")
-                shutil.rmtree(folder)
+                for name in CONTENTS:  # and nothing else that lies there
+                    if (folder / name).is_dir():
+                        shutil.rmtree(folder / name)
+                    else:
+                        (folder / name).unlink(missing_ok=True)
             folder.mkdir(parents=True, exist_ok=True)
             checkpoints.write_text(folder / "recipe.yaml", dump(recipe))
             about = environment(accelerator.device, accelerator.num_processes)
@@ -97,7 +120,7 @@ def open_tokenizer(recipe: Recipe, folder: Path, accelerator: Accelerator) -> Pr
         data.make_tokenizer(recipe).save_pretrained(temporary)
         os.replace(temporary, folder / "tokenizer")
     accelerator.wait_for_everyone()
-    return AutoTokenizer.from_pretrained(folder / "tokenizer")
+    return data.read_tokenizer(folder / "tokenizer")
 
 
 def prepare(recipe: Recipe, accelerator: Accelerator, objective: Objective, folder: Path, started: float) -> loop.Run:
@@ -137,6 +160,7 @@ def prepare(recipe: Recipe, accelerator: Accelerator, objective: Objective, fold
         bare=bare,
         optimizers=updates,
         parts=parts,
+        rows=objective.examples(train),
         validation=splits["validation"],
         test=splits["test"],
         store=checkpoints.Store(folder / "checkpoints", recipe.checkpoints),
@@ -179,8 +203,39 @@ def save_model(run: loop.Run, folder: Path) -> None:
     shutil.rmtree(temporary, ignore_errors=True)
     run.bare.save_pretrained(temporary)
     run.objective.tokenizer.save_pretrained(temporary)
+    loop.draw(run)
+    shutil.copy(run.log.path.with_name("curves.png"), temporary)
+    hub.write_model_card(temporary, records(run), run.recipe.push_to_hub)
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(temporary, folder)
+
+
+def records(run: loop.Run) -> hub.RunRecords:
+    """What the run wrote down about itself, for the model card."""
+    recipe, folder = run.recipe, run.log.path.parent
+    lines = metrics.read(run.log.path)
+    is_file = Path(recipe.data.path).exists()
+    last = {line["event"]: line for line in lines}
+    example = (run.test or run.validation or data.Corpus({})).texts.get("source", ())
+    return hub.RunRecords(
+        name=folder.name,
+        command=shlex.join(["accelerate", "launch", "-m", "training", *sys.argv[1:]]),
+        dataset=Path(recipe.data.path).name if is_file else recipe.data.path,
+        dataset_id=None if is_file else recipe.data.path,
+        dataset_config=recipe.data.name,
+        dataset_revision=recipe.data.revision,
+        data={"training rows": run.rows, "target tokens predicted in training": run.state.targets},
+        languages=recipe.data.languages,
+        recipe=dataclasses.asdict(recipe),
+        environment=json.loads((folder / "environment.json").read_text(encoding="utf-8")),
+        metrics=lines,
+        results={
+            "test" if event == "test" else "validation": last[event]
+            for event in ("evaluation", "test")
+            if event in last
+        },
+        **({"example": example[0]} if example else {}),
+    )
 
 
 def summarise(results: dict[str, Any], folder: Path) -> None:

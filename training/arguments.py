@@ -56,6 +56,7 @@ class Data:
     random_windows: bool = False  # windows at random offsets instead of a partition of the corpus
     batch_tokens: int = _number(4096, at_least=2)  # padded tokens of one batch, over all processes
     workers: int = _number(0, at_least=0)  # loader processes
+    languages: tuple[str, ...] = ()  # ISO 639 codes, for the model card
 
 
 @dataclass(frozen=True)
@@ -98,9 +99,10 @@ class Optimisation:
     final_weights: Literal["last", "best", "ema", "mean"] = "last"
     ema_decay: float = _number(0.999, above=0, below=1)
     mean_of: int = _number(5, at_least=2)  # checkpoints
-    # fp32: nothing is rounded. fast: single precision, with products in the quickest units that keep nearly all of it
-    # (TF32 on a GPU; oneDNN on a CPU, which on AMD is twice as quick as the default and as exact). bf16: autocast.
-    precision: Literal["fp32", "fast", "bf16"] = "fast"
+    # fp32: nothing is rounded. fast: single precision, products in the quickest units that keep nearly all of it (TF32
+    # on a GPU; oneDNN on a CPU, on AMD twice as quick as the default and as exact, but only where shapes recur, as in
+    # language models: it compiles for each new one). bf16: autocast.
+    precision: Literal["fp32", "fast", "bf16"] = "fp32"
     compile: bool = False
 
 
@@ -158,7 +160,7 @@ class Recipe:
         tree = dataclasses.asdict(self)
         for key in ("output_dir", "trackers", "resume", "force", "overwrite", "push_to_hub", "checkpoints"):
             del tree[key]
-        for key in ("path", "splits", "workers"):  # the corpus is compared by its content
+        for key in ("path", "splits", "workers", "languages"):  # the corpus is compared by its content
             del tree["data"][key]
         return json.loads(json.dumps(tree))  # tuples become lists, as in a saved state
 
@@ -272,7 +274,7 @@ def _build(kind: type, tree: Any, where: str, problems: list[str]) -> Any:
 def _coerce(kind: Any, value: Any, where: str, problems: list[str]) -> Any:
     """`value` as the annotation `kind` wants it; a problem is noted when it cannot be."""
     origin, inner = get_origin(kind), get_args(kind)
-    if dataclasses.is_dataclass(kind):
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return _build(kind, value, where, problems)
     if origin in (Union, types.UnionType):
         return None if value is None else _coerce(inner[0], value, where, problems)
@@ -354,7 +356,7 @@ def _contradictions(recipe: Recipe) -> list[str]:
 
 
 def _model_problems(recipe: Recipe) -> list[str]:
-    model_type = recipe.model.get("model_type")
+    model_type = str(recipe.model.get("model_type"))
     if model_type not in CONFIG_MAPPING:
         return [f"model.model_type: {model_type!r} is not a model type transformers knows"]
     kind = CONFIG_MAPPING[model_type]

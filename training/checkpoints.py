@@ -34,7 +34,7 @@ class Store:
         self.folder, self.spec = folder, spec
 
     def save(self, step: int, files: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> Path:
-        """Write the checkpoint of a step: one safetensors file per entry of `files`, and `state` as JSON.
+        """Write the checkpoint of a step: one safetensors file per entry of `files`, and `state` as JSON. Once a step.
 
         Raises CheckpointError, with nothing left half-written, when the disk is full or cannot be written.
         """
@@ -49,8 +49,6 @@ class Store:
             (temporary / MANIFEST).write_text(json.dumps(sums, indent=1), encoding="utf-8")
             for path in (*temporary.iterdir(), temporary):
                 _flush(path)
-            if final.exists():  # the same step, saved once more
-                shutil.rmtree(final)
             os.replace(temporary, final)
             _flush(self.folder)
             verify(final)
@@ -68,7 +66,7 @@ class Store:
 
     def newest(self) -> tuple[Path | None, list[str]]:
         """The newest checkpoint that verifies, and what is wrong with newer ones, which are set aside."""
-        complaints = []
+        complaints: list[str] = []
         for path in self.complete():
             try:
                 verify(path)

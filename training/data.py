@@ -19,11 +19,11 @@ from datasets import IterableDataset, load_dataset
 from torch.utils.data import DataLoader, Dataset
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from hf_scratch_transformer.tokenization import train_tokenizer
+from hf_scratch_transformer.tokenization import Family, train_tokenizer
 
 from .arguments import Data, Recipe, RecipeError
 
-FAMILIES = {"translation": "seq2seq", "causal_lm": "decoder", "masked_lm": "encoder"}
+FAMILIES: dict[str, Family] = {"translation": "seq2seq", "causal_lm": "decoder", "masked_lm": "encoder"}
 # How a file is read, by its ending; anything else is plain text.
 BUILDERS = {"txt": "text", "json": "json", "jsonl": "json", "csv": "csv", "tsv": "csv", "parquet": "parquet"}
 CHUNK = 10_000  # rows handled at once
@@ -190,7 +190,7 @@ def make_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
     spec = recipe.tokenizer
     if spec.path is not None:
         try:
-            return AutoTokenizer.from_pretrained(spec.path)
+            return read_tokenizer(spec.path)
         except (OSError, ValueError) as error:
             raise RecipeError(f"tokenizer.path: {spec.path!r}: {' '.join(str(error).split())[:300]}") from error
     columns = tuple(recipe.data.columns)
@@ -207,6 +207,14 @@ def make_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
         )
     except ValueError as error:
         raise RecipeError(f"tokenizer: {error}") from error
+
+
+def read_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
+    """A saved tokenizer. Raises OSError or ValueError when there is none, or a slow one."""
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise ValueError(f"{type(tokenizer).__name__} is not a tokenizer of the `tokenizers` library")
+    return tokenizer
 
 
 @dataclass(frozen=True)
@@ -338,10 +346,10 @@ def _regrouped(chunks: Iterator[Columns], size: int) -> Iterator[Columns]:
     held: Columns = {}
     for chunk in chunks:
         held = {name: held.get(name, []) + values for name, values in chunk.items()}
-        while len(next(iter(held.values()))) >= size:
+        while len(held[next(iter(held))]) >= size:
             yield {name: values[:size] for name, values in held.items()}
             held = {name: values[size:] for name, values in held.items()}
-    if held and next(iter(held.values())):
+    if held and held[next(iter(held))]:
         yield held
 
 

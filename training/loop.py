@@ -25,7 +25,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from . import checkpoints, metrics
-from .arguments import Recipe
+from .arguments import Checkpoints, Evaluation, Recipe
 from .data import Batches, Corpus
 from .objectives import Batch, Objective, Translation
 from .optimisation import rate, set_rate
@@ -78,6 +78,7 @@ class Run:
     bare: PreTrainedModel  # the same weights, unwrapped
     optimizers: list[Optimizer]
     parts: Callable[[int, int], Iterator[Corpus]]  # (epoch, first part) -> the corpus, whole or part by part
+    rows: int  # of the training split, or of its first part
     validation: Corpus | None
     test: Corpus | None
     store: checkpoints.Store
@@ -87,6 +88,7 @@ class Run:
     average: AveragedModel | None = None
     window: torch.Tensor = field(init=False)  # nats of this process since the last line of the log
     started: float = field(default_factory=time.monotonic)
+    drawn: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
         self.window = torch.zeros((), dtype=torch.float64, device=self.accelerator.device)
@@ -118,6 +120,8 @@ def train(run: Run) -> None:
     Raises Interrupted after a signal (the run is saved), TrainingError when the loss is not finite.
     """
     recipe, state = run.recipe, run.state
+    if run.progress() >= 1:
+        return
     last: tuple[str, torch.Tensor] | None = None
     with _Signals() as signals, _Bar(run) as bar:
         for group in _batches(run):
@@ -131,13 +135,14 @@ def train(run: Run) -> None:
             stop = _agree(run, signals.number)
             if state.step % recipe.log_every == 0:
                 _report(run, bar, norm)
-            over = run.progress() >= 1 or bool(stop)
-            if not over and _due(run, "evaluation", recipe.evaluation.every_steps, recipe.evaluation.every_minutes):
+            over, score = run.progress() >= 1, None
+            if not stop and _due(run, "evaluation", recipe.evaluation, last_chance=over):
                 _check_finite(last)
-                over = _evaluate_and_judge(run, bar)
-            if over or _due(run, "checkpoint", recipe.checkpoints.every_steps, recipe.checkpoints.every_minutes):
+                score, exhausted = _evaluate_and_judge(run, bar)
+                over = over or exhausted
+            if _due(run, "checkpoint", recipe.checkpoints) or score is not None or over or stop:
                 _check_finite(last)
-                save(run)
+                save(run, score)
             if stop:
                 raise Interrupted(stop)
             if over:
@@ -202,7 +207,7 @@ def _number(*path: int) -> int:
 def _check_finite(last: tuple[str, torch.Tensor] | None) -> None:
     if last is not None and not math.isfinite(float(last[1])):
         raise TrainingError(
-            f"{last[0]}: the gradient is {float(last[1])}, so the loss was not finite; lower the learning rate, or look "
+            f"{last[0]}: the gradient is {float(last[1])}, so the loss was not finite; lower the learning rate or look "
             "at these batches. The last checkpoint is from before"
         )
 
@@ -224,11 +229,12 @@ def _agree(run: Run, signal_number: int) -> int:
     return int(numbers)
 
 
-def _due(run: Run, what: str, steps: int | None, minutes: float | None) -> bool:
-    """Whether it is time, by steps or by the clock, to do something that is done now and then."""
-    state = run.state
-    by_clock = minutes is not None and state.seconds - state.done.get(what, 0.0) >= 60 * minutes
-    if (steps is not None and state.step % steps == 0) or by_clock:
+def _due(run: Run, what: str, spec: Evaluation | Checkpoints, last_chance: bool = False) -> bool:
+    """Whether it is time, by steps or by the clock, to do something that is done now and then, and then at the end."""
+    state, steps, minutes = run.state, spec.every_steps, spec.every_minutes
+    by_steps = steps is not None and (last_chance or state.step % steps == 0)
+    by_clock = minutes is not None and (last_chance or state.seconds - state.done.get(what, 0.0) >= 60 * minutes)
+    if by_steps or by_clock:
         state.done[what] = state.seconds
         return True
     return False
@@ -265,7 +271,7 @@ def _report(run: Run, bar: "_Bar", norm: torch.Tensor) -> None:
 
 
 @contextlib.contextmanager
-def _measuring(run: Run) -> Iterator[PreTrainedModel]:
+def _measuring(run: Run) -> Iterator[torch.nn.Module]:
     """The model to measure: without dropout, and with averaged weights where the run keeps them."""
     model = run.bare if run.average is None else run.average.module
     model.eval()
@@ -274,7 +280,7 @@ def _measuring(run: Run) -> Iterator[PreTrainedModel]:
 
 
 @torch.no_grad()
-def evaluate(run: Run, model: PreTrainedModel, corpus: Corpus) -> dict[str, float]:
+def evaluate(run: Run, model: torch.nn.Module, corpus: Corpus) -> dict[str, float]:
     """Loss and the objective's other metrics over a whole corpus, each process taking some of the batches."""
     accelerator, objective = run.accelerator, run.objective
     plan = objective.plan(corpus, None)
@@ -300,7 +306,7 @@ def evaluate(run: Run, model: PreTrainedModel, corpus: Corpus) -> dict[str, floa
     return objective.summary(totals, int(totals.pop("targets")), corpus)
 
 
-def translate(run: Run, model: PreTrainedModel, corpus: Corpus, rows: np.ndarray, num_beams: int) -> list[str]:
+def translate(run: Run, model: torch.nn.Module, corpus: Corpus, rows: np.ndarray, num_beams: int) -> list[str]:
     """Translations of some rows, in order; each process does some of them."""
     assert isinstance(run.objective, Translation)
     process, processes = run.accelerator.process_index, run.accelerator.num_processes
@@ -311,8 +317,12 @@ def translate(run: Run, model: PreTrainedModel, corpus: Corpus, rows: np.ndarray
     return [done[row] for row in rows.tolist()]
 
 
-def _evaluate_and_judge(run: Run, bar: "_Bar") -> bool:
-    """Measure, write it down, keep the best checkpoint; True when the run should end for want of progress."""
+def _evaluate_and_judge(run: Run, bar: "_Bar") -> tuple[float | None, bool]:
+    """Measure and write it down.
+
+    Returns the score (lower is better) if this evaluation is to be kept as the best, and whether the run should end for
+    want of progress.
+    """
     recipe, state, spec = run.recipe, run.state, run.recipe.evaluation
     assert run.validation is not None
     values: dict[str, Any] = {}
@@ -340,11 +350,17 @@ def _evaluate_and_judge(run: Run, bar: "_Bar") -> bool:
     if run.main:
         run.log.write("evaluation", step=state.step, epoch=state.epoch, seconds=round(run.clock(), 2), **values)
         bar.show(state.step, values)
-        metrics.draw(metrics.read(run.log.path), run.log.path.with_name("curves.png"))
+        if time.monotonic() - run.drawn > 60:  # a picture costs as much as many steps of a small model
+            draw(run)
     run.accelerator.log({f"evaluation/{k}": v for k, v in values.items() if isinstance(v, float)}, step=state.step)
-    if better and recipe.checkpoints.keep_best:
-        save(run, score)
-    return spec.early_stopping is not None and state.stale >= spec.early_stopping
+    exhausted = spec.early_stopping is not None and state.stale >= spec.early_stopping
+    return score if better and recipe.checkpoints.keep_best else None, exhausted
+
+
+def draw(run: Run) -> None:
+    """Bring `curves.png` up to date."""
+    run.drawn = time.monotonic()
+    metrics.draw(metrics.read(run.log.path), run.log.path.with_name("curves.png"))
 
 
 def test(run: Run) -> dict[str, Any]:
@@ -368,7 +384,6 @@ def test(run: Run) -> dict[str, Any]:
             checkpoints.write_text(run.log.path.with_name("test_outputs.txt"), text)
     if run.main:
         run.log.write("test", step=run.state.step, seconds=round(run.clock(), 2), **values)
-        metrics.draw(metrics.read(run.log.path), run.log.path.with_name("curves.png"))
     return values
 
 

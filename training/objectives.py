@@ -115,11 +115,12 @@ class Translation(Objective):
         return loss + alpha / 2 * divergence
 
     def predict(self, model: torch.nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        shifted = unwrapped(model).prepare_decoder_input_ids_from_labels(batch["labels"])
+        bare: Any = unwrapped(model)
+        shifted = bare.prepare_decoder_input_ids_from_labels(batch["labels"])
         return super().predict(model, {**batch, "decoder_input_ids": shifted})
 
     @torch.inference_mode()
-    def translate(self, model: PreTrainedModel, corpus: Corpus, rows: np.ndarray, num_beams: int) -> list[str]:
+    def translate(self, model: Any, corpus: Corpus, rows: np.ndarray, num_beams: int) -> list[str]:
         """Translations of some rows, in the order of `rows`.
 
         Sentences of like length are decoded together, so that little time goes into padding and finished rows.

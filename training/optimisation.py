@@ -20,7 +20,7 @@ class Muon(torch.optim.Muon):
     """
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """One update, from the gradients of the parameters."""
         loss = None
         if closure is not None:
@@ -86,7 +86,8 @@ def optimizers(model: PreTrainedModel, spec: Optimisation) -> list[Optimizer]:
     decayed = [p for p in rest if p.ndim >= 2 and spec.optimizer == "adamw"]
     plain = [p for p in rest if p.ndim < 2 or spec.optimizer == "muon"]
     groups = [{"params": decayed, "weight_decay": spec.weight_decay}, {"params": plain, "weight_decay": 0.0}]
-    adamw = AdamW([g for g in groups if g["params"]], lr=spec.learning_rate, betas=spec.betas, eps=1e-8, fused=True)
+    first, second = spec.betas
+    adamw = AdamW([g for g in groups if g["params"]], lr=spec.learning_rate, betas=(first, second), fused=True)
     result: list[Optimizer] = [adamw]
     if matrices:
         muon = Muon(matrices, spec.matrix_learning_rate, weight_decay=spec.weight_decay, momentum=spec.momentum)

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import tomllib
 from collections import Counter
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -25,7 +24,8 @@ import pytest
 import transformers
 
 HERE = Path(__file__).parent
-CACHE = HERE.parents[1] / ".cache" / "conformance" / f"transformers-{transformers.__version__}"
+ROOT = HERE.parents[1]
+CACHE = ROOT / ".cache" / "conformance" / f"transformers-{transformers.__version__}"
 FAMILIES = {"test_encoder.py": "encoder", "test_decoder.py": "decoder", "test_seq2seq.py": "encoder-decoder"}
 OUTCOMES = ("passed", "failed", "skipped")
 IS_NATIVE = "native yardstick"
@@ -36,12 +36,14 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError("the conformance tests need `parameterized`: install requirements.lock")
     if not hasattr(config, "workerinput"):  # the workers of xdist find it unpacked
         fetch_tests()
-    with open(CACHE / "pyproject.toml", "rb") as file:
-        for marker in tomllib.load(file)["tool"]["pytest"]["ini_options"]["markers"]:
-            config.addinivalue_line("markers", marker)
+    sources = [*CACHE.glob("*/*.py"), Path(transformers.__file__).with_name("testing_utils.py")]
+    for marker in {name for source in sources for name in re.findall(r"mark\.(\w+)", source.read_text("utf-8"))}:
+        config.addinivalue_line("markers", f"{marker}: of transformers")
+    config.addinivalue_line("filterwarnings", "ignore")  # they are about code that is not ours
     os.environ["HF_HUB_OFFLINE"] = "1"
-    # Ahead of everything, for this process and for those that the distributed tests start.
-    sys.path[:0] = [str(HERE), str(CACHE)]
+    paths = [str(HERE), str(CACHE), str(ROOT)]
+    sys.path[:0] = paths
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # for the processes that the distributed tests start
 
 
 def fetch_tests() -> None:
@@ -67,7 +69,6 @@ def fetch_tests() -> None:
         (root,) = (path for path in Path(scratch).iterdir() if path.is_dir())
         unpacked = Path(scratch) / "unpacked"
         shutil.copytree(root / "tests", unpacked / "transformers_tests")
-        shutil.copy(root / "pyproject.toml", unpacked)
         unpacked.rename(CACHE)
 
 

@@ -11,7 +11,6 @@ from upstream import (
     TP_DISTRIBUTED_TEST_MODEL_TYPES,
     ConfigTester,
     FSDPTesterMixin,
-    GenerationTesterMixin,
     ModelTesterMixin,
     PipelineTesterMixin,
     TensorParallelTesterMixin,
@@ -59,7 +58,6 @@ class ModelTester:
 
 class FamilyTest(
     ModelTesterMixin,
-    GenerationTesterMixin,
     TrainingTesterMixin,
     TensorParallelTesterMixin,
     FSDPTesterMixin,
@@ -76,15 +74,17 @@ class FamilyTest(
     causal_lm_class: ClassVar[type[PreTrainedModel] | None] = None
     model_tester: ModelTester
 
+    # About the testers inside transformers' tree, not about a model.
+    test_generation_tester_mixin_inheritance = None
     # The mixin leaves out models whose file carries no copyright line of 2023 or later.
     test_can_init_all_missing_weights_before_2023 = True
 
     @classmethod
     def setUpClass(cls) -> None:
         model_type = cls.config_class.model_type
-        # The distributed tests run on the types listed.
-        FSDP_DISTRIBUTED_TEST_MODEL_TYPES.add(model_type)
-        TP_DISTRIBUTED_TEST_MODEL_TYPES.add(model_type)
+        if cls.causal_lm_class is not None:  # the distributed tests run on causal models, of the types listed
+            FSDP_DISTRIBUTED_TEST_MODEL_TYPES.add(model_type)
+            TP_DISTRIBUTED_TEST_MODEL_TYPES.add(model_type)
         for task, model_class in cls.pipeline_model_mapping.items():
             test = pipeline_test_mapping[task]["test"].rsplit(".", 1)[-1]
             pipeline_test_mapping[task]["test"] = f"pipeline_tasks.{test}"

@@ -33,7 +33,6 @@ class ScratchEncoderTest(FamilyTest, unittest.TestCase):
         "num_attention_heads": HEADS,
         "num_hidden_layers": LAYERS,
         "max_position_embeddings": POSITIONS,
-        "position_embedding_type": "learned",
         "norm_type": "layer_norm",
         "norm_position": "post",
         "attention_bias": True,
@@ -60,7 +59,6 @@ class ScratchEncoderTest(FamilyTest, unittest.TestCase):
         "zero-shot": ScratchEncoderForSequenceClassification,
     }
     trained_class = ScratchEncoderForMaskedLM
-    test_resize_position_embeddings = True
 
 
 class DistilBertTest(FamilyTest, unittest.TestCase):

@@ -1,0 +1,175 @@
+"""Checkpoints: complete or absent, damage is found, the last good one is never lost."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests import tiny, tiny_runs
+from training import checkpoints
+from training.arguments import Checkpoints, parse
+from training.optimisation import optimizers
+
+ROOT = Path(__file__).parent.parent
+
+
+def store(folder, **spec):
+    return checkpoints.Store(folder, Checkpoints(**spec))
+
+
+def save(where, step, score=None):
+    where.save(step, {"model.safetensors": {"weight": torch.full((4, 4), float(step))}}, {"step": step, "score": score})
+
+
+def names(where):
+    return sorted(path.name for path in where.folder.iterdir())
+
+
+def test_the_last_and_the_best_are_kept(tmp_path):
+    where = store(tmp_path, keep_last=2, keep_best=1)
+    for step, score in {1: 3.0, 2: 1.0, 3: None, 4: 2.0, 5: None}.items():
+        save(where, step, score)
+    assert names(where) == ["step-00000002", "step-00000004", "step-00000005"]
+    assert where.best().name == "step-00000002"
+    newest, complaints = where.newest()
+    assert newest.name == "step-00000005" and not complaints
+    assert checkpoints.read_state(newest)["step"] == 5
+    assert checkpoints.read_tensors(newest, "model.safetensors")["weight"][0, 0] == 5
+
+
+@pytest.mark.parametrize("damage", ["flipped bit", "truncated", "missing file", "no manifest"])
+def test_a_damaged_checkpoint_is_found_and_the_one_before_is_used(damage, tmp_path):
+    where = store(tmp_path)
+    for step in (1, 2):
+        save(where, step)
+    file = tmp_path / "step-00000002" / ("manifest.json" if damage == "no manifest" else "model.safetensors")
+    content = bytearray(file.read_bytes())
+    if damage == "flipped bit":
+        content[-5] ^= 1
+        file.write_bytes(content)
+    elif damage == "truncated":
+        file.write_bytes(content[:-8])
+    else:
+        file.unlink()
+    newest, complaints = where.newest()
+    assert newest.name == "step-00000001"
+    assert len(complaints) == 1 and "step-00000002" in complaints[0]
+    assert names(where) == ["damaged-step-00000002", "step-00000001"]
+    save(where, 2)  # the step is done again
+    assert where.newest()[0].name == "step-00000002"
+
+
+@pytest.mark.parametrize("moment", ["save_file", "_sha256", "_flush", "replace", "verify"])
+def test_a_failure_while_saving_leaves_the_last_good_one_and_nothing_half_written(moment, tmp_path, monkeypatch):
+    where = store(tmp_path, keep_last=1)
+    save(where, 1)
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os if moment == "replace" else checkpoints, moment, fail)
+        with pytest.raises(checkpoints.CheckpointError, match="No space left on device; the last good one is"):
+            save(where, 2)
+    assert "step-00000001" in names(where)
+    assert not any(name.startswith(".") for name in names(where))
+    save(where, 3)
+    assert names(where) == ["step-00000003"]
+
+
+def test_a_kill_while_saving_leaves_the_last_good_one(tmp_path, monkeypatch):
+    where = store(tmp_path)
+    save(where, 1)
+
+    class Killed(BaseException):
+        pass
+
+    def die(*_):
+        raise Killed
+
+    for moment in ("save_file", "_flush"):
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(checkpoints, moment, die)
+            save(where, 2)
+        assert where.newest()[0].name == "step-00000001"
+    save(where, 2)
+    assert names(where) == ["step-00000001", "step-00000002"]
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+def test_weights_and_optimisers_come_back_bit_for_bit(family, tmp_path):
+    kind = {tiny.family(each): each for each in tiny.LANGUAGE_MODELS}[family]
+
+    def train(model, updates, steps):
+        for step in range(steps):
+            torch.manual_seed(step)
+            sum(parameter.pow(2).sum() * torch.rand(()) for parameter in model.parameters()).backward()
+            for optimizer in updates:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    spec = parse_optimisation(tmp_path)
+    model = tiny.model(kind)
+    updates = optimizers(model, spec)
+    train(model, updates, 3)
+    tensors = checkpoints.optimizer_tensors(updates, model)
+    files = {"model.safetensors": checkpoints.weights(model), "optimizer.safetensors": tensors}
+    folder = store(tmp_path / "store").save(3, files, {})
+    other = tiny.model(kind, seed=1)
+    other_updates = optimizers(other, spec)
+    checkpoints.load_weights(other, checkpoints.read_tensors(folder, "model.safetensors"))
+    checkpoints.load_optimizers(other_updates, other, checkpoints.read_tensors(folder, "optimizer.safetensors"))
+    train(model, updates, 2)
+    train(other, other_updates, 2)
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), other.state_dict().values(), strict=True))
+
+
+def parse_optimisation(folder):
+    return parse([str(tiny_runs.write_recipe(folder))]).optimisation
+
+
+def test_weights_of_another_model_are_refused(tmp_path):
+    one = tiny.model(tiny.LANGUAGE_MODELS[0])
+    other = tiny.model(tiny.LANGUAGE_MODELS[0], hidden_size=64)
+    with pytest.raises(checkpoints.CheckpointError, match="does not fit the model"):
+        checkpoints.load_weights(one, checkpoints.weights(other))
+
+
+def test_a_run_with_a_damaged_checkpoint_goes_on_from_the_one_before(tmp_path, capsys):
+    recipe = tiny_runs.write_recipe(tmp_path, checkpoints={"every_steps": 4})
+    assert tiny_runs.run(recipe, tmp_path / "run") == 0
+    whole = tiny_runs.weights(tmp_path / "run")
+    newest = max((tmp_path / "run" / "checkpoints").glob("step-*"))
+    with open(newest / "optimizer.safetensors", "r+b") as file:
+        file.seek(-3, os.SEEK_END)
+        byte = file.read(1)
+        file.seek(-3, os.SEEK_END)
+        file.write(bytes([byte[0] ^ 4]))
+    assert tiny_runs.run(recipe, tmp_path / "run", "--resume") == 0
+    message = capsys.readouterr().err
+    assert f"{newest.name}: optimizer.safetensors is damaged" in message and "step-00000010" in message
+    assert all(torch.equal(tensor, whole[name]) for name, tensor in tiny_runs.weights(tmp_path / "run").items())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system, which only root may")
+def test_a_full_disk_is_one_line_and_the_last_checkpoint_stays(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(disk)], capture_output=True).returncode:
+        pytest.skip("no tmpfs can be mounted here")
+    try:
+        recipe = tiny_runs.write_recipe(tmp_path, checkpoints={"every_steps": 1, "keep_last": 50})
+        words = [str(recipe), "--output_dir", str(disk / "run")]
+        done = subprocess.run([sys.executable, "-m", "training", *words], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 1
+        assert "the last good one is" in done.stderr and "Traceback" not in done.stderr
+        where = store(disk / "run" / "checkpoints")
+        assert where.complete()
+        for path in where.complete():
+            checkpoints.verify(path)
+        assert not list(where.folder.glob(".*"))
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)

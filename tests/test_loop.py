@@ -1,0 +1,248 @@
+"""The loop: a run stopped at any moment and resumed is the run that never stopped, for all three objectives."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests import tiny_runs
+from training import loop, metrics
+
+ROOT = Path(__file__).parent.parent
+
+
+class Killed(BaseException):
+    """Ends a run where no handler can save it, as SIGKILL would."""
+
+
+def kill_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """From now on, runs die inside this step: after the backward pass and the update, before anything is written."""
+    honest = loop._step
+
+    def dying(run, group):
+        norm = honest(run, group)
+        if run.state.step == step:
+            raise Killed
+        return norm
+
+    monkeypatch.setattr(loop, "_step", dying)
+
+
+def assert_same(one: Path, other: Path) -> None:
+    assert tiny_runs.losses(one) == tiny_runs.losses(other)
+    first, second = tiny_runs.weights(one), tiny_runs.weights(other)
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("objective", tiny_runs.OBJECTIVES)
+def test_a_resumed_run_is_the_run_that_never_stopped(objective, tmp_path, monkeypatch):
+    recipe = tiny_runs.write_recipe(tmp_path, objective, optimisation={"accumulation": 2, "label_smoothing": 0.1})
+    assert tiny_runs.run(recipe, tmp_path / "whole") == 0
+    for number, step in enumerate((2, 6, 10)):  # before the first checkpoint, and in the middle of later epochs
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            kill_at(patch, step)
+            tiny_runs.run(recipe, tmp_path / "killed", *(["--resume"] if number else []))
+    assert tiny_runs.run(recipe, tmp_path / "killed", "--resume") == 0
+    assert_same(tmp_path / "whole", tmp_path / "killed")
+
+
+def test_many_resumes_in_one_epoch_and_loader_workers_change_nothing(tmp_path, monkeypatch):
+    recipe = tiny_runs.write_recipe(
+        tmp_path, data={"batch_tokens": 32}, checkpoints={"every_steps": 1}, evaluation={"every_steps": None}
+    )
+    assert tiny_runs.run(recipe, tmp_path / "whole") == 0
+    for number in range(5):
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            kill_at(patch, 2 * number + 1)
+            tiny_runs.run(
+                recipe, tmp_path / "killed", "--data.workers", str(number % 2), *(["--resume"] if number else [])
+            )
+    assert tiny_runs.run(recipe, tmp_path / "killed", "--resume") == 0
+    assert_same(tmp_path / "whole", tmp_path / "killed")
+
+
+def test_a_streamed_corpus_resumes_inside_its_parts(tmp_path, monkeypatch):
+    recipe = tiny_runs.write_recipe(tmp_path, data={"streaming": True, "part_rows": 13}, checkpoints={"every_steps": 3})
+    assert tiny_runs.run(recipe, tmp_path / "whole") == 0
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        kill_at(patch, 8)
+        tiny_runs.run(recipe, tmp_path / "killed")
+    assert tiny_runs.run(recipe, tmp_path / "killed", "--resume") == 0
+    assert_same(tmp_path / "whole", tmp_path / "killed")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_finishes_the_step_saves_and_exits_with_its_code(number, code, tmp_path, monkeypatch):
+    recipe = tiny_runs.write_recipe(tmp_path, checkpoints={"every_steps": None})
+    assert tiny_runs.run(recipe, tmp_path / "whole") == 0
+    honest, before = loop._step, signal.getsignal(number)
+
+    def signalled(run, group):
+        if run.state.step == 6:
+            os.kill(os.getpid(), number)
+        return honest(run, group)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "_step", signalled)
+        assert tiny_runs.run(recipe, tmp_path / "stopped") == code
+    assert max(tiny_runs.losses(tmp_path / "stopped")) == 7
+    assert signal.getsignal(number) is before
+    assert tiny_runs.run(recipe, tmp_path / "stopped", "--resume") == 0
+    assert_same(tmp_path / "whole", tmp_path / "stopped")
+
+
+def test_a_second_signal_ends_at_once(monkeypatch):
+    ends = []
+    monkeypatch.setattr(os, "_exit", ends.append)
+    with loop._Signals() as signals:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.number == signal.SIGTERM and not ends
+        os.kill(os.getpid(), signal.SIGINT)
+    assert ends == [130]
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path, monkeypatch, capsys):
+    recipe = tiny_runs.write_recipe(tmp_path, checkpoints={"every_steps": 4}, evaluation={"every_steps": None})
+    honest = loop._step
+
+    def poisoned(run, group):
+        if run.state.step == 6:
+            next(run.bare.parameters()).data.fill_(float("nan"))
+        return honest(run, group)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "_step", poisoned)
+        assert tiny_runs.run(recipe, tmp_path / "run") == 1
+    message = capsys.readouterr().err
+    assert "step 6" in message and "batches" in message and "nan" in message
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000004"]
+
+
+def test_a_changed_run_is_not_resumed_unless_forced(tmp_path, capsys):
+    recipe = tiny_runs.write_recipe(tmp_path, optimisation={"max_steps": 4}, checkpoints={"every_steps": 2})
+    assert tiny_runs.run(recipe, tmp_path / "run") == 0
+    for words, named in {
+        ("--optimisation.learning_rate", "0.5"): "optimisation.learning_rate",
+        ("--seed", "7"): "seed",
+    }.items():
+        assert tiny_runs.run(recipe, tmp_path / "run", "--resume", *words) == 1
+        assert named in capsys.readouterr().err
+    corpus = tmp_path / "corpus" / "train.en"
+    corpus.write_text(corpus.read_text().replace("one", "two"), encoding="utf-8")
+    assert tiny_runs.run(recipe, tmp_path / "run", "--resume") == 1
+    assert "corpus" in capsys.readouterr().err
+    assert tiny_runs.run(recipe, tmp_path / "run", "--resume", "--force") == 0
+
+
+def test_accumulation_over_real_targets_equals_one_large_batch(tmp_path):
+    """Batches with very different numbers of targets: a mean of means would give another gradient."""
+    options = {"optimisation": {"max_steps": 3, "optimizer": "adamw"}, "model": {"dropout": 0.0}}
+    one = tiny_runs.write_recipe(tmp_path, data={"batch_tokens": 100_000}, **options)
+    assert tiny_runs.run(one, tmp_path / "one") == 0
+    many = tiny_runs.write_recipe(tmp_path, data={"batch_tokens": 40}, **options)
+    assert tiny_runs.run(many, tmp_path / "many", "--optimisation.accumulation", "1000") == 0
+    one_losses, many_losses = tiny_runs.losses(tmp_path / "one"), tiny_runs.losses(tmp_path / "many")
+    assert one_losses.keys() == many_losses.keys() == {1, 2, 3}
+    assert all(abs(one_losses[step] - many_losses[step]) < 1e-5 for step in one_losses)
+
+
+def test_the_order_of_batches_is_a_function_of_the_seed(tmp_path):
+    recipe = tiny_runs.write_recipe(tmp_path, optimisation={"max_steps": 4})
+    for name, seed in {"a": "1", "b": "1", "c": "2"}.items():
+        assert tiny_runs.run(recipe, tmp_path / name, "--seed", seed) == 0
+    assert tiny_runs.losses(tmp_path / "a") == tiny_runs.losses(tmp_path / "b") != tiny_runs.losses(tmp_path / "c")
+
+
+def test_early_stopping_ends_a_run_without_progress(tmp_path):
+    recipe = tiny_runs.write_recipe(
+        tmp_path,
+        optimisation={"max_steps": 1000, "learning_rate": 1e-12, "matrix_learning_rate": 1e-12},
+        evaluation={"every_steps": 2, "early_stopping": 2, "best_metric": "bleu", "generate_rows": 2},
+    )
+    assert tiny_runs.run(recipe, tmp_path / "run") == 0
+    assert max(tiny_runs.losses(tmp_path / "run")) == 6  # the first evaluation is the best, two more are in vain
+
+
+def test_the_clock_ends_a_run_and_the_schedule_follows_it(tmp_path):
+    recipe = tiny_runs.write_recipe(
+        tmp_path, optimisation={"max_steps": None, "max_minutes": 0.05}, evaluation={"every_steps": None}
+    )
+    assert tiny_runs.run(recipe, tmp_path / "run") == 0
+    lines = [line for line in metrics.read(tmp_path / "run" / "metrics.jsonl") if line["event"] == "train"]
+    assert 3 <= lines[-1]["seconds"] < 10
+    assert lines[-1]["learning_rate"] < 0.1 * max(line["learning_rate"] for line in lines)
+
+
+@pytest.mark.parametrize("choice", ["ema", "mean", "best"])
+def test_final_weights(choice, tmp_path):
+    recipe = tiny_runs.write_recipe(
+        tmp_path,
+        optimisation={"final_weights": choice, "mean_of": 2, "ema_decay": 0.5},
+        checkpoints={"every_steps": 4, "keep_last": 2},
+    )
+    assert tiny_runs.run(recipe, tmp_path / "run") == 0
+    folders = sorted((tmp_path / "run" / "checkpoints").iterdir())
+    saved = [tiny_runs.load_file(folder / "model.safetensors") for folder in folders]
+    final = tiny_runs.weights(tmp_path / "run")
+    name = (
+        "lm_head.weight" if "lm_head.weight" in final and "lm_head.weight" in saved[-1] else "model.decoder.norm.weight"
+    )
+    assert not torch.equal(final[name], saved[-1][name]) or choice == "best"
+    if choice == "mean":
+        torch.testing.assert_close(final[name], (saved[-1][name] + saved[-2][name]) / 2)
+    elif choice == "ema":
+        average = tiny_runs.load_file(folders[-1] / "average.safetensors")
+        assert torch.equal(final[name], average[name])
+
+
+def test_two_processes_give_the_losses_of_one(tmp_path):
+    recipe = tiny_runs.write_recipe(tmp_path, model={"dropout": 0.0}, optimisation={"accumulation": 2, "max_steps": 6})
+    assert tiny_runs.run(recipe, tmp_path / "one") == 0
+    words = ["-m", "training", str(recipe), "--output_dir", str(tmp_path / "two")]
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", *words]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, *launch], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    one, two = tiny_runs.losses(tmp_path / "one"), tiny_runs.losses(tmp_path / "two")
+    assert one.keys() == two.keys() and len(one) == 6
+    assert max(abs(one[step] - two[step]) for step in one) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", tiny_runs.OBJECTIVES)
+def test_twenty_kills_at_random_moments(objective, tmp_path):
+    """SIGKILL from outside, inside steps and inside saves, since the run does little else."""
+    recipe = tiny_runs.write_recipe(
+        tmp_path,
+        objective,
+        optimisation={"max_steps": 150, "accumulation": 2},
+        checkpoints={"every_steps": 1},
+        evaluation={"every_steps": None},
+        data={"workers": 1},
+    )
+    command = [sys.executable, "-m", "training", str(recipe), "--output_dir"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run([*command, str(tmp_path / "whole")], cwd=ROOT, env=environment, check=True, capture_output=True)
+    draw, kills = torch.Generator().manual_seed(0), 0
+    log = tmp_path / "killed" / "metrics.jsonl"
+    while kills < 20:
+        size = log.stat().st_size if log.exists() else 0
+        words = ["--resume"] if kills else []
+        process = subprocess.Popen(
+            [*command, str(tmp_path / "killed"), *words], cwd=ROOT, env=environment, stderr=subprocess.DEVNULL
+        )
+        while process.poll() is None and (not log.exists() or log.stat().st_size == size):
+            time.sleep(0.01)  # until it trains
+        time.sleep(float(torch.rand((), generator=draw)) * 0.3)
+        assert process.poll() is None, "the run is too short for so many kills"
+        process.kill()
+        process.wait()
+        kills += 1
+    subprocess.run([*command, str(tmp_path / "killed"), "--resume"], cwd=ROOT, env=environment, check=True)
+    assert_same(tmp_path / "whole", tmp_path / "killed")

@@ -1,0 +1,62 @@
+"""What a run reports: scores against sacreBLEU's own command line of functions, logs that survive a kill, pictures."""
+
+import json
+
+import matplotlib.image
+import pytest
+import sacrebleu
+
+from training import metrics
+
+REFERENCES = ["Der Hund läuft schnell.", "Eine Frau liest ein Buch im Park.", "Zwei Männer arbeiten."]
+OUTPUTS = ["der Hund läuft schnell.", "Eine Frau liest ein Buch in dem Park.", "Zwei Männer arbeiten."]
+
+
+def test_scores_are_sacrebleus_with_signatures():
+    scores = metrics.translation_scores(OUTPUTS, REFERENCES)
+    assert scores["bleu"] == sacrebleu.corpus_bleu(OUTPUTS, [REFERENCES]).score
+    assert scores["bleu_lowercase"] == sacrebleu.corpus_bleu(OUTPUTS, [REFERENCES], lowercase=True).score
+    assert scores["chrf"] == sacrebleu.corpus_chrf(OUTPUTS, [REFERENCES]).score
+    assert scores["bleu"] < scores["bleu_lowercase"]
+    assert "case:mixed" in scores["bleu_signature"] and "tok:13a" in scores["bleu_signature"]
+    assert "case:lc" in scores["bleu_lowercase_signature"]
+    assert scores["exact_match"] == pytest.approx(100 / 3)
+    assert metrics.translation_scores(REFERENCES, REFERENCES)["bleu"] == pytest.approx(100)
+
+
+def test_groups_are_scored_apart():
+    groups = metrics.grouped_scores(OUTPUTS, REFERENCES, ["bank", None, "bat"])
+    assert {name: (values["rows"], values["exact_match"]) for name, values in groups.items()} == {
+        "any group": (2, 50.0),
+        "bank": (1, 0.0),
+        "bat": (1, 100.0),
+    }
+    assert metrics.grouped_scores(OUTPUTS, REFERENCES, [None, "", None]) == {}
+
+
+def test_a_log_goes_on_after_a_kill_in_the_middle_of_a_line(tmp_path):
+    log = metrics.Log(tmp_path / "metrics.jsonl")
+    for step in range(1, 5):
+        log.write("train", step=step, loss=1 / step)
+    with open(log.path, "a", encoding="utf-8") as file:
+        file.write('{"event": "train", "st')
+    log.cut(2)
+    log.write("train", step=3, loss=0.5)
+    lines = [json.loads(line) for line in log.path.read_text(encoding="utf-8").splitlines()]
+    assert [(line["step"], line["loss"]) for line in lines] == [(1, 1.0), (2, 0.5), (3, 0.5)]
+    assert metrics.read(tmp_path / "absent.jsonl") == []
+
+
+def test_the_curves_are_red_and_blue(tmp_path):
+    lines = [{"event": "train", "step": step, "loss": 5 - step / 10} for step in range(30)]
+    metrics.draw(lines, tmp_path / "one.png")
+    lines += [{"event": "evaluation", "step": step, "loss": 5 - step / 12, "bleu": step} for step in (10, 20)]
+    metrics.draw(lines, tmp_path / "two.png")
+    one, two = (matplotlib.image.imread(tmp_path / name)[..., :3] for name in ("one.png", "two.png"))
+
+    def drawn(image, colour):
+        return int((abs(image - colour).sum(axis=2) < 0.1).sum())
+
+    assert drawn(one, (1, 0, 0)) > 50 and drawn(two, (1, 0, 0)) > 50
+    assert drawn(two, (0, 0, 1)) > drawn(one, (0, 0, 1)) + 50
+    assert two.shape[1] > one.shape[1], "the score has a panel of its own"

@@ -1,0 +1,180 @@
+"""The objectives: what is predicted, and that no token is lost, leaked or counted twice."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import MarianConfig, MarianMTModel
+
+from hf_scratch_transformer.tokenization import config_fields
+from tests import tiny_runs
+from training import data
+from training.arguments import parse
+from training.objectives import IGNORED, OBJECTIVES
+
+
+def opened(folder, name, *words, **sections):
+    """An objective with its tokenizer, training split and a model without dropout."""
+    recipe = parse([str(tiny_runs.write_recipe(folder, name, **sections)), *words])
+    objective = OBJECTIVES[name](recipe, data.make_tokenizer(recipe))
+    corpus = data.load(recipe, "train", objective.encode)
+    fields = config_fields(objective.tokenizer, data.FAMILIES[name])
+    torch.manual_seed(0)
+    model = objective.auto_model.from_config(recipe.model_config(**fields)).eval()
+    return objective, corpus, model
+
+
+def batches(objective, corpus, seed=None):
+    rng = None if seed is None else np.random.default_rng(seed)
+    return [
+        objective.collate(corpus, item, np.random.default_rng((7, i)), 0)
+        for i, item in enumerate(objective.plan(corpus, rng))
+    ]
+
+
+@pytest.mark.parametrize("name", tiny_runs.OBJECTIVES)
+def test_the_lean_loss_is_the_loss_from_the_logits(name, tmp_path):
+    objective, corpus, model = opened(tmp_path, name)
+    for batch in batches(objective, corpus)[:3]:
+        logits, targets = objective.predict(model, batch)
+        assert len(targets) == (batch[objective.targets] != IGNORED).sum()
+        for smoothing in (0.0, 0.2):
+            expected = F.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing)
+            torch.testing.assert_close(objective.loss(model, batch, smoothing), expected, atol=1e-4, rtol=1e-5)
+
+
+def test_a_native_model_trains_through_the_same_objective(tmp_path):
+    objective, corpus, _ = opened(tmp_path, "translation")
+    ids = config_fields(objective.tokenizer, "seq2seq")
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2}
+    sizes |= {"decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "forced_eos_token_id": None}
+    model = MarianMTModel(MarianConfig(**sizes, **ids)).eval()
+    batch = batches(objective, corpus)[0]
+    mean = model(**batch).loss
+    count = (batch["labels"] != IGNORED).sum()
+    torch.testing.assert_close(objective.loss(model, batch) / count, mean, atol=1e-5, rtol=1e-5)
+
+
+def test_every_pair_is_translated_once_an_epoch(tmp_path):
+    objective, corpus, _ = opened(tmp_path, "translation")
+    seen = []
+    for batch in batches(objective, corpus, seed=3):
+        assert batch["input_ids"].numel() <= 64 and batch["labels"].numel() <= 64
+        assert torch.equal(batch["attention_mask"].bool(), batch["input_ids"] != objective.tokenizer.pad_token_id)
+        for source, target in zip(batch["input_ids"], batch["labels"], strict=True):
+            texts = objective.tokenizer.batch_decode([source, target[target != IGNORED]], skip_special_tokens=True)
+            seen.append(tuple(texts))
+    lines = [(tmp_path / "corpus" / f"train.{side}").read_text(encoding="utf-8").splitlines() for side in ("en", "de")]
+    assert sorted(seen) == sorted(zip(*lines, strict=True))
+
+
+def test_r_drop_is_the_papers_formula(tmp_path):
+    words = ["--optimisation.r_drop", "5", "--model.dropout", "0.3"]
+    objective, corpus, model = opened(tmp_path, "translation", *words)
+    batch = batches(objective, corpus)[0]
+    evaluated = objective.loss(model, batch)
+    model.train()
+    torch.manual_seed(0)
+    loss = objective.loss(model, batch)
+    torch.manual_seed(0)
+    logits, targets = objective.predict(model, {name: values.repeat(2, 1) for name, values in batch.items()})
+    one, two = (half.log_softmax(-1) for half in logits.chunk(2))
+    nats = F.nll_loss(torch.cat([one, two]), targets, reduction="sum")
+    divergence = sum(F.kl_div(a, b, reduction="sum", log_target=True) for a, b in ((one, two), (two, one)))
+    assert divergence > 0
+    torch.testing.assert_close(loss, (nats + 5 * divergence / 2) / 2, atol=1e-3, rtol=1e-4)
+    torch.testing.assert_close(evaluated, super(type(objective), objective).loss(model.eval(), batch))
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1])
+def test_causal_windows_predict_every_token_but_the_first_exactly_once(seed, tmp_path):
+    objective, corpus, _ = opened(tmp_path, "causal_lm")
+    stream = corpus.columns["text"].tokens
+    assert (stream == objective.tokenizer.eos_token_id).sum() == 60, "each row ends"
+    inputs, targets = [], []
+    for batch in batches(objective, corpus, seed):
+        assert batch["input_ids"].shape[1] <= 16
+        real = batch["shift_labels"] != IGNORED
+        for row, keep in enumerate(real):
+            inputs.append(batch["input_ids"][row][keep].tolist())
+            targets.append(batch["shift_labels"][row][keep].tolist())
+            assert inputs[-1][1:] == targets[-1][:-1]
+    assert sorted(sum(targets, [])) == sorted(stream[1:].tolist())
+    assert sorted(sum(inputs, [])) == sorted(stream[:-1].tolist())
+
+
+@pytest.mark.parametrize("name", ["causal_lm", "masked_lm"])
+def test_separate_documents_do_not_see_each_other(name, tmp_path):
+    objective, corpus, model = opened(tmp_path, name, "--data.separate_documents")
+    batch = next(b for b in batches(objective, corpus) if (b["position_ids"] == 0).sum() > len(b["position_ids"]))
+    positions = batch["position_ids"]
+    assert torch.equal(positions[:, 0], torch.zeros(len(positions), dtype=torch.long))
+    row = int(((positions == 0).sum(1) > 1).nonzero()[0])
+    start = int((positions[row, 1:] == 0).nonzero()[0]) + 1  # of the second document in this window
+    changed = {key: values.clone() for key, values in batch.items()}
+    changed["input_ids"][row, 0] = (changed["input_ids"][row, 0] + 1) % 40 + 5
+    outputs = []
+    for inputs in (batch, changed):
+        kept = {key: values[row : row + 1] for key, values in inputs.items() if key != objective.targets}
+        outputs.append(model(**kept, **({"use_cache": False} if name == "causal_lm" else {})).logits[0])
+    torch.testing.assert_close(outputs[0][start:], outputs[1][start:], atol=1e-6, rtol=1e-5)
+    assert not torch.allclose(outputs[0][:start], outputs[1][:start])
+
+
+def test_random_windows_lie_inside_the_stream(tmp_path):
+    objective, corpus, _ = opened(tmp_path, "causal_lm", "--data.random_windows")
+    windows = np.concatenate(objective.plan(corpus, np.random.default_rng(0)))
+    assert (windows[:, 1] - windows[:, 0] == 16).all() and windows.min() >= 0
+    assert windows.max() <= len(corpus.columns["text"].tokens) - 1
+    assert len(np.unique(windows[:, 0] % 16)) > 5, "at any offset"
+
+
+def test_masking_hides_the_share_asked_for_and_never_special_tokens(tmp_path):
+    objective, corpus, _ = opened(
+        tmp_path, "masked_lm", "--optimisation.mask_fraction", "0.3", "--data.batch_tokens", "100000"
+    )
+    tokenizer = objective.tokenizer
+    batch = batches(objective, corpus)[0]
+    plain = corpus.columns["text"].tokens
+    hidden = batch["labels"] != IGNORED
+    assert not set(batch["labels"][hidden].tolist()) & set(tokenizer.all_special_ids)
+    ordinary = int((~np.isin(plain, tokenizer.all_special_ids)).sum())
+    assert int(hidden.sum()) == pytest.approx(0.3 * ordinary, abs=4 * math.sqrt(0.21 * ordinary))
+    shown = batch["input_ids"][hidden]
+    masks = shown == tokenizer.mask_token_id
+    kept = shown == batch["labels"][hidden]
+    assert float(masks.float().mean()) == pytest.approx(0.8, abs=0.2) and 0 < int(kept.sum()) < int(masks.sum())
+    assert objective.fraction(0) == objective.fraction(10**6) == 0.3
+
+
+def test_the_mask_fraction_follows_its_schedule(tmp_path):
+    objective, _, _ = opened(tmp_path, "masked_lm", "--optimisation.mask_fraction", "[0.4, 0.1]")
+    assert [objective.fraction(step) for step in (0, 6, 12, 99)] == pytest.approx([0.4, 0.25, 0.1, 0.1])
+
+
+def test_whole_words_are_hidden_together(tmp_path):
+    words = ["--optimisation.whole_word_masking", "--optimisation.mask_fraction", "0.4", "--tokenizer.vocab_size", "40"]
+    objective, corpus, _ = opened(tmp_path, "masked_lm", *words)
+    assert objective.inside.any(), "a small vocabulary cuts words into pieces"
+    pieces = 0
+    for batch in batches(objective, corpus):
+        hidden = (batch["labels"] != IGNORED).numpy()
+        original = np.where(hidden, batch["labels"].numpy(), batch["input_ids"].numpy())
+        inside = objective.inside[original]
+        inside[:, 0] = False
+        pieces += int(inside.sum())
+        assert (hidden[:, 1:][inside[:, 1:]] == hidden[:, :-1][inside[:, 1:]]).all()
+    assert pieces > 20
+
+
+def test_language_model_metrics_are_per_byte_and_per_word(tmp_path):
+    objective, corpus, _ = opened(tmp_path, "causal_lm")
+    lines = (tmp_path / "corpus" / "train.en").read_text(encoding="utf-8").splitlines()
+    assert corpus.words == sum(len(line.split()) + 1 for line in lines)
+    assert corpus.bytes == sum(len(line.encode()) for line in lines)
+    values = objective.summary({"nats": 1000.0}, 500, corpus)
+    assert values["loss"] == 2 and values["perplexity"] == pytest.approx(math.exp(2))
+    assert values["bits_per_byte"] == pytest.approx(1000 / math.log(2) / corpus.bytes)
+    assert values["word_perplexity"] == pytest.approx(math.exp(1000 / corpus.words))

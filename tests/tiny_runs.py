@@ -1,0 +1,101 @@
+"""Runs of seconds for the tests of `training`: a corpus, a recipe for each objective, and what a run left behind."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import yaml
+from safetensors.torch import load_file
+from torch import Tensor
+
+from training import metrics
+from training.__main__ import main
+
+NUMBERS = {
+    "one": "eins",
+    "two": "zwei",
+    "three": "drei",
+    "four": "vier",
+    "five": "fünf",
+    "six": "sechs",
+    "seven": "sieben",
+}
+MODEL = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 64,
+    "position_embedding_type": "rotary",
+    "norm_position": "pre",
+    "dropout": 0.1,
+}
+LAYERS = {
+    "translation": {"model_type": "scratch_seq2seq", "encoder_layers": 1, "decoder_layers": 1},
+    "causal_lm": {"model_type": "scratch_decoder", "num_hidden_layers": 1},
+    "masked_lm": {"model_type": "scratch_encoder", "num_hidden_layers": 1},
+}
+OBJECTIVES = tuple(LAYERS)
+
+
+def write_corpus(folder: Path, rows: int = 60, seed: int = 0) -> Path:
+    """Parallel files train.en, train.de, valid.en, ...: the numbers of a sequence, backwards in German."""
+    folder.mkdir(parents=True, exist_ok=True)
+    draw = random.Random(seed)
+    for split, count in {"train": rows, "valid": 12, "test": 8}.items():
+        sentences = [[draw.choice(list(NUMBERS)) for _ in range(draw.randint(1, 9))] for _ in range(count)]
+        write_lines(folder / f"{split}.en", [" ".join(words) for words in sentences])
+        write_lines(
+            folder / f"{split}.de", [" ".join(NUMBERS[word] for word in reversed(words)) for words in sentences]
+        )
+    return folder
+
+
+def write_lines(path: Path, lines: list[str]) -> None:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def write_recipe(folder: Path, objective: str = "translation", **sections: dict[str, Any] | Any) -> Path:
+    """A recipe on the corpus in `folder`; keyword arguments are merged into its sections."""
+    tree: dict[str, Any] = {
+        "objective": objective,
+        "data": {
+            "path": str(folder / "corpus"),
+            "splits": {"train": "train", "validation": "valid", "test": "test"},
+            "columns": {"source": "en", "target": "de"},
+            "batch_tokens": 64,
+            "max_length": 32,
+        },
+        "tokenizer": {"vocab_size": 300},
+        "model": MODEL | LAYERS[objective],
+        "optimisation": {"max_steps": 12, "warmup_steps": 2, "optimizer": "muon", "learning_rate": 0.01},
+        "evaluation": {"every_steps": 5, "generate_rows": 2},
+        "checkpoints": {"every_steps": 4},
+        "log_every": 1,
+    }
+    if objective != "translation":
+        tree["data"] |= {
+            "columns": {"text": "text"},
+            "splits": {"train": "train.en", "validation": "valid.en", "test": "test.en"},
+            "window": 16,
+        }
+    for name, values in sections.items():
+        tree[name] = tree.get(name, {}) | values if isinstance(values, dict) else values
+    write_corpus(folder / "corpus")
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump(tree), encoding="utf-8")
+    return path
+
+
+def run(recipe: Path, output: Path, *words: str) -> int:
+    """The exit code of `python -m training RECIPE --output_dir OUTPUT ...`, in this process."""
+    return main([str(recipe), "--output_dir", str(output), *words])
+
+
+def losses(output: Path) -> dict[int, float]:
+    """Training loss by step."""
+    return {line["step"]: line["loss"] for line in metrics.read(output / "metrics.jsonl") if line["event"] == "train"}
+
+
+def weights(output: Path) -> dict[str, Tensor]:
+    """Of the finished model."""
+    return load_file(output / "model" / "model.safetensors")
