@@ -16,7 +16,7 @@ help:  ## list the targets
 
 demo: $(READY)  ## write a corpus, train a translator on it, load it without this package, translate
 	$(BIN)/python -m training.grammar runs/grammar
-	$(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
+	$(BIN)/accelerate launch --cpu --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
 	    -m training training/recipes/demo.yaml --overwrite
 	$(BIN)/python -I training/show.py runs/demo/model < training/recipes/demo.txt
 
@@ -24,7 +24,7 @@ test: $(READY)  ## the default tests: no GPU, no network
 	$(PYTEST) --numprocesses logical --maxprocesses 8
 
 test-slow: $(READY)  ## the tests that take minutes
-	$(PYTEST) -m "slow and not data and not conformance"
+	$(PYTEST) -m "slow and not data"
 
 check: $(READY)  ## lint, format, types
 	$(BIN)/ruff check .
@@ -32,7 +32,7 @@ check: $(READY)  ## lint, format, types
 	$(BIN)/mypy
 
 conformance: $(READY)  ## transformers' own model tests, on our families and on native ones beside them
-	OMP_NUM_THREADS=1 $(BIN)/python tests/conformance/run.py
+	$(PYTEST) tests/conformance --numprocesses logical --maxprocesses 8
 
 $(READY): requirements.lock
 	@$(if $(PYTHON),,echo 'No Python found: install Python 3.11 or 3.12, or name one: make PYTHON=/path/to/python' >&2; exit 1)

@@ -4,6 +4,7 @@ Every field carries the name transformers uses for it. Values that can be derive
 cannot work are refused once, here: no layer checks its configuration again.
 """
 
+import copy
 import dataclasses
 import difflib
 from typing import Any, ClassVar
@@ -335,6 +336,14 @@ class ScratchSeq2SeqConfig(ScratchConfig):
         if self.decoder_start_token_id is None:
             self.decoder_start_token_id = self.bos_token_id if self.bos_token_id is not None else self.pad_token_id
         super().__post_init__(**kwargs)
+
+    def get_text_config(self, decoder=None, encoder=None):
+        """Asked without a side, `generate` means the vocabulary it generates from: the target's."""
+        if decoder != encoder or self.decoder_vocab_size == self.vocab_size:
+            return super().get_text_config(decoder, encoder)
+        config = copy.copy(self)
+        config.vocab_size = self.decoder_vocab_size
+        return config
 
     def _complaints(self) -> list[str]:
         wrong = super()._complaints()

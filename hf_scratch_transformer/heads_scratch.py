@@ -146,6 +146,14 @@ class ScratchDecoderForCausalLM(ScratchLanguageModel, GenerationMixin):
     def __init__(self, config: ScratchDecoderConfig):
         super().__init__(config, ScratchDecoderModel(config), config.vocab_size)
 
+    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
+        if self.config.value_head_dim != self.config.head_dim:
+            raise ValueError(
+                f"value_head_dim={self.config.value_head_dim} differs from head_dim={self.config.head_dim}: the cache "
+                "of continuous batching holds keys and values of one width; use generate"
+            )
+        return super().init_continuous_batching(*args, **kwargs)
+
     @can_return_tuple
     def forward(
         self,
@@ -215,7 +223,7 @@ class ScratchSeq2SeqForConditionalGeneration(ScratchLanguageModel, GenerationMix
         if not self.config.share_encoder_decoder_embeddings:
             return self.model._resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
         table = super()._resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
-        self.config.decoder_vocab_size = table.num_embeddings
+        self.config.vocab_size = self.config.decoder_vocab_size = table.num_embeddings
         return table
 
     def resize_decoder_token_embeddings(self, new_num_tokens: int) -> nn.Module:
@@ -382,7 +390,7 @@ class ScratchForSequenceClassification(ScratchClassifier):
         return inputs.shape[:1] if single else (len(inputs), self.config.num_labels)
 
     def select(self, hidden_states: Tensor, attention_mask: Any, input_ids: Tensor | None) -> Tensor:
-        rows = torch.arange(len(hidden_states), device=hidden_states.device)
+        rows = torch.arange(hidden_states.shape[0], device=hidden_states.device)
         return hidden_states[rows, self.summary_position(hidden_states.shape[1], attention_mask, input_ids)]  # (B, D)
 
     def summary_position(self, length: int, attention_mask: Any, input_ids: Tensor | None) -> Tensor | int:

@@ -344,7 +344,9 @@ class ScratchStack(ScratchPreTrainedModel):
         refuse_misspelt(type(self).__name__, kwargs)
         # Dropped here, since the attention backends would follow it in every attention, also of a decoder to a source.
         is_causal = kwargs.pop("is_causal", None)
-        if is_causal not in (None, self.is_causal):
+        # Beside a mask prepared in full it says nothing: continuous batching says False to decoders then.
+        is_prepared = attention_mask is not None and not is_padding_mask(attention_mask)
+        if is_causal not in (None, self.is_causal) and not is_prepared:
             raise ValueError(
                 f"is_causal={is_causal}: an encoder sees both sides, a decoder one; {type(self).__name__} has "
                 f"is_causal={self.is_causal}"
@@ -385,6 +387,8 @@ class ScratchStack(ScratchPreTrainedModel):
             self.config.position_embedding_type == "learned"
             and isinstance(past_length, int)
             and past_length + length > limit
+            # Packed documents may be longer together than each may be; positions are read only where that matters.
+            and (position_ids is None or (not torch.compiler.is_compiling() and position_ids.max() >= limit))
         ):
             raise ValueError(
                 f"input of {past_length + length} tokens is longer than max_position_embeddings={limit}, the size of "
@@ -446,7 +450,7 @@ class ScratchEncoderModel(ScratchStack):
         if position_ids is None:
             position_ids = self.default_positions(inputs_embeds, attention_mask, 0)
         elif attention_mask is None:
-            packing = find_packed_sequence_indices(position_ids.expand(len(inputs_embeds), -1))
+            packing = find_packed_sequence_indices(position_ids.expand(inputs_embeds.shape[0], -1))
         mask = create_bidirectional_mask(
             config=self.masking_config(kwargs),
             inputs_embeds=inputs_embeds,
@@ -612,6 +616,7 @@ class ScratchSeq2SeqModel(ScratchPreTrainedModel):
 
     def _resize_token_embeddings(self, new_num_tokens, pad_to_multiple_of=None, mean_resizing=True):
         table = super()._resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        self.config.vocab_size = table.num_embeddings
         if self.config.share_encoder_decoder_embeddings:
             self.config.decoder_vocab_size = table.num_embeddings
         return table
@@ -641,8 +646,9 @@ class ScratchSeq2SeqModel(ScratchPreTrainedModel):
         source = input_ids if inputs_embeds is None else inputs_embeds
         source = source if encoder_outputs is None else encoder_outputs[0]
         target = decoder_input_ids if decoder_inputs_embeds is None else decoder_inputs_embeds
-        if source is not None and target is not None and len(source) != len(target):
-            raise ValueError(f"{len(source)} sources do not fit {len(target)} targets (decoder_input_ids or labels)")
+        if source is not None and target is not None and source.shape[0] != target.shape[0]:
+            sizes = f"{source.shape[0]} sources do not fit {target.shape[0]} targets"
+            raise ValueError(f"{sizes} (decoder_input_ids or labels)")
         if encoder_outputs is None:
             encoder_outputs = self.encoder(
                 input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs

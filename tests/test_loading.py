@@ -186,7 +186,7 @@ def elsewhere(stranger: Callable[..., None], folder: Path, *arguments: Any) -> N
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     assert result.returncode == 0, result.stderr[-4000:]
 
@@ -413,6 +413,30 @@ def test_resize_token_embeddings(model_class: type[PreTrainedModel], tie: bool, 
         assert head.weight.shape == (size, 32) and (head.weight is table.weight) == tie
     model.save_pretrained(tmp_path)
     assert_same(model_class.from_pretrained(tmp_path), model)
+
+
+@pytest.mark.parametrize("tie", [True, False])
+def test_resize_source_and_target_vocabularies_apart(tie: bool, tmp_path: Path) -> None:
+    model = tiny.model(
+        scratch.ScratchSeq2SeqForConditionalGeneration,
+        vocab_size=40,
+        decoder_vocab_size=30,
+        share_encoder_decoder_embeddings=False,
+        tie_word_embeddings=tie,
+    )
+    for resize, size, expected in (
+        (model.resize_token_embeddings, 50, (50, 30)),
+        (model.resize_decoder_token_embeddings, 35, (50, 35)),
+        (model.resize_token_embeddings, 20, (20, 35)),
+    ):
+        resize(size)
+        source, target = model.get_encoder().get_input_embeddings(), model.get_decoder().get_input_embeddings()
+        assert (source.num_embeddings, target.num_embeddings) == expected
+        assert (model.config.vocab_size, model.config.decoder_vocab_size) == expected
+        assert model.lm_head.out_features == len(model.lm_head.weight) == expected[1]
+        assert (model.lm_head.weight is target.weight) == tie
+    model.save_pretrained(tmp_path)
+    assert_same(type(model).from_pretrained(tmp_path), model)
 
 
 @pytest.mark.parametrize("size", [48, 16])

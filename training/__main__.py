@@ -67,8 +67,8 @@ def train(recipe: Recipe) -> None:
         log_with=list(recipe.trackers) or None,
         project_dir=recipe.output_dir,
     )
-    if recipe.optimisation.precision == "fast":
-        torch.set_float32_matmul_precision("high" if accelerator.device.type == "cuda" else "medium")
+    if recipe.optimisation.precision == "tf32":
+        torch.set_float32_matmul_precision("high")
     folder = open_folder(recipe, accelerator)
     tokenizer = open_tokenizer(recipe, folder, accelerator)
     objective = OBJECTIVES[recipe.objective](recipe, tokenizer)
@@ -145,6 +145,10 @@ def prepare(recipe: Recipe, accelerator: Accelerator, objective: Objective, fold
             if corpus is not None:
                 left_out = f", left out {data.describe(corpus.refused)}" if corpus.refused else ""
                 print(f"{role}: {objective.examples(corpus):,} rows of {corpus.rows:,}{left_out}", file=sys.stderr)
+        cores = (os.cpu_count() or 1) // accelerator.num_processes
+        if accelerator.device.type == "cpu" and torch.get_num_threads() < cores:
+            # What `accelerate launch` does unless told otherwise.
+            print(f"{torch.get_num_threads()} thread(s) of {cores}: accelerate launch --cpu uses all", file=sys.stderr)
         count = model.num_parameters()
         print(f"{type(model).__name__}: {count:,} parameters, {len(tokenizer):,} tokens", file=sys.stderr)
     prepared, *updates = accelerator.prepare(model, *optimizers(model, recipe.optimisation))

@@ -6,6 +6,7 @@ All problems are reported in a single `RecipeError`, so that a recipe with three
 import dataclasses
 import difflib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -99,10 +100,9 @@ class Optimisation:
     final_weights: Literal["last", "best", "ema", "mean"] = "last"
     ema_decay: float = _number(0.999, above=0, below=1)
     mean_of: int = _number(5, at_least=2)  # checkpoints
-    # fp32: nothing is rounded. fast: single precision, products in the quickest units that keep nearly all of it (TF32
-    # on a GPU; oneDNN on a CPU, on AMD twice as quick as the default and as exact, but only where shapes recur, as in
-    # language models: it compiles for each new one). bf16: autocast.
-    precision: Literal["fp32", "fast", "bf16"] = "fp32"
+    # fp32: nothing is rounded. tf32: products of single-precision matrices in a GPU's TF32 units; on a CPU as fp32.
+    # bf16: autocast.
+    precision: Literal["fp32", "tf32", "bf16"] = "fp32"
     compile: bool = False
 
 
@@ -352,6 +352,9 @@ def _contradictions(recipe: Recipe) -> list[str]:
         problems.append("optimisation.mask_fraction: a schedule needs max_steps")
     for tracker in set(recipe.trackers) - {"tensorboard", "trackio"}:
         problems.append(f"trackers: {tracker!r} is not one of tensorboard, trackio")
+    for tracker in {"tensorboard", "trackio"} & set(recipe.trackers):
+        if importlib.util.find_spec(tracker) is None:
+            problems.append(f"trackers: {tracker} is not installed")
     return problems + _model_problems(recipe)
 
 

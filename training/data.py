@@ -410,7 +410,8 @@ class Batches(Dataset):
         collate: Callable[[Any, np.random.Generator, int], dict[str, torch.Tensor]],
         targets: str,
         key: tuple[int, ...] = (0,),
-        steps: Callable[[int], int] = lambda index: 0,
+        first_step: int = 0,
+        accumulation: int = 1,
         share: tuple[int, int] = (0, 1),
     ) -> None:
         """
@@ -419,11 +420,12 @@ class Batches(Dataset):
             collate: builds a batch from an item of the plan, random draws, and the step it belongs to.
             targets: the entry of a batch that holds its labels.
             key: seed of the random draws, together with the number of the batch.
-            steps: the optimiser step that a batch belongs to.
+            first_step, accumulation: batch i belongs to the optimiser step `first_step + i // accumulation`.
             share: (process, processes)
         """
         self.plan, self.collate, self.targets = plan, collate, targets
-        self.key, self.steps, self.share = key, steps, share
+        self.key, self.share = key, share
+        self.first_step, self.accumulation = first_step, accumulation
 
     def __len__(self) -> int:
         return len(self.plan)
@@ -431,7 +433,7 @@ class Batches(Dataset):
     def __getitem__(self, index: int) -> tuple[dict[str, torch.Tensor], int]:
         """This process's rows of a batch, and the number of targets in the whole of it."""
         rng = np.random.default_rng((*self.key, index))
-        batch = self.collate(self.plan[index], rng, self.steps(index))
+        batch = self.collate(self.plan[index], rng, self.first_step + index // self.accumulation)
         count = int((batch[self.targets] != -100).sum())
         process, processes = self.share
         if processes > 1:

@@ -11,6 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -186,10 +187,11 @@ def _batches(run: Run) -> Iterator[list[tuple[Batch, int]]]:
             first = state.step - state.batch // size
             batches = Batches(
                 plan,
-                lambda item, rng, step, corpus=corpus: run.objective.collate(corpus, item, rng, step),
+                partial(run.objective.collate, corpus),
                 run.objective.targets,
                 key=(recipe.seed, CONTENT, *place),
-                steps=lambda index, first=first: first + index // size,
+                first_step=first,
+                accumulation=size,
                 share=share,
             )
             loader = iter(batches.loader(state.batch, recipe.data.workers, accelerator.device.type == "cuda"))
@@ -284,12 +286,12 @@ def evaluate(run: Run, model: torch.nn.Module, corpus: Corpus) -> dict[str, floa
     """Loss and the objective's other metrics over a whole corpus, each process taking some of the batches."""
     accelerator, objective = run.accelerator, run.objective
     plan = objective.plan(corpus, None)
-    step = run.recipe.optimisation.max_steps or 0  # of a masking schedule: its end
     batches = Batches(
         plan,
-        lambda item, rng, step_: objective.collate(corpus, item, rng, step),
+        partial(objective.collate, corpus),
         objective.targets,
         key=(run.recipe.seed, EVALUATION),
+        first_step=run.recipe.optimisation.max_steps or 0,  # where a masking schedule ends
     )
     sums: dict[str, torch.Tensor] = defaultdict(lambda: torch.zeros((), dtype=torch.float64, device=accelerator.device))
     targets = 0
@@ -483,9 +485,9 @@ class _Bar:
         self.run = run
         spec = run.recipe.optimisation
         self.by_clock = spec.max_steps is None
-        total = 60 * spec.max_minutes if self.by_clock and spec.max_minutes else spec.max_steps
+        total = spec.max_steps or 60 * (spec.max_minutes or 0)
         self.bar = tqdm(
-            total=round(total or 0),
+            total=round(total),
             initial=self._position(),
             disable=not run.main,
             dynamic_ncols=True,
@@ -508,7 +510,7 @@ class _Bar:
     def update(self, **values: str) -> None:
         """Show these values and how far the run is."""
         self.bar.set_postfix(values, refresh=False)
-        self.bar.update(min(self._position(), self.bar.total) - self.bar.n)
+        self.bar.update(min(self._position(), int(self.bar.total or 0)) - self.bar.n)
 
     def show(self, step: int, values: dict[str, Any]) -> None:
         """An evaluation above the bar, with sample outputs."""

@@ -14,7 +14,6 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoModelForSeq2SeqLM,
-    PreTrainedModel,
     PreTrainedTokenizerFast,
 )
 

@@ -1,4 +1,4 @@
-"""Translate with a trained model folder as a stranger would: transformers only, the model's code from the folder itself.
+"""Translate with a trained model folder as a stranger would: transformers only, the model's code from the folder.
 
     python -I training/show.py MODEL_FOLDER < sentences.txt
 

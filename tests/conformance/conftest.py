@@ -26,9 +26,16 @@ import transformers
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 CACHE = ROOT / ".cache" / "conformance" / f"transformers-{transformers.__version__}"
-FAMILIES = {"test_encoder.py": "encoder", "test_decoder.py": "decoder", "test_seq2seq.py": "encoder-decoder"}
-OUTCOMES = ("passed", "failed", "skipped")
-IS_NATIVE = "native yardstick"
+IS_NATIVE = "a native model, the yardstick"
+# pytest's outcomes and the column of the table that each is counted in.
+COLUMNS = {
+    "passed": "passed",
+    "xpassed": "passed",
+    "failed": "failed",
+    "error": "failed",
+    "xfailed": "known",
+    "skipped": "skipped",
+}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -82,34 +89,35 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     known = known_failures()
     for item in items:
         name = f"{item.parent.name}::{item.name}"
-        if item.cls.is_native:
+        if item.cls.is_native:  # counted, but no reason to fail
             item.add_marker(pytest.mark.xfail(reason=IS_NATIVE, strict=False))
         for pattern in (pattern for pattern in known if fnmatchcase(name, pattern)):
             item.add_marker(pytest.mark.xfail(reason=known[pattern], strict=True))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print passed, failed and skipped of each model, ours above its yardstick."""
-    counts: dict[tuple[str, str], Counter] = {}
+    """Print what became of the tests of each model, ours above its yardstick."""
+    counts: dict[tuple[str, str], Counter[str]] = {}
     native_failures = []
-    for category, reports in terminalreporter.stats.items():
-        for report in reports:
-            if not isinstance(report, pytest.TestReport) or category not in OUTCOMES + ("xfailed", "xpassed"):
-                continue
+    for outcome, reports in terminalreporter.stats.items():
+        for report in (report for report in reports if isinstance(report, pytest.TestReport)):
             path, model, test = report.nodeid.split("::")
-            is_expected = category == "xfailed" and report.wasxfail != f"reason: {IS_NATIVE}"
-            outcome = {"xfailed": "known" if is_expected else "failed", "xpassed": "passed"}.get(category, category)
-            counts.setdefault((FAMILIES[Path(path).name], model), Counter())[outcome] += 1
-            if category == "xfailed" and not is_expected:
+            column = COLUMNS.get(outcome)
+            if column == "known" and IS_NATIVE in report.wasxfail:
+                column = "failed"
                 native_failures.append(f"{model}::{test}")
+            if column is not None:
+                counts.setdefault((Path(path).stem, model), Counter())[column] += 1
     if not counts:
         return
-    line = "{:<16} {:<20} {:>8} {:>8} {:>8} {:>8}"
+    columns = list(dict.fromkeys(COLUMNS.values()))
+    line = "{:<10}{:<16}" + "{:>9}" * len(columns)
     write = terminalreporter.write_line
     terminalreporter.section(f"conformance with transformers {transformers.__version__}")
-    write(line.format("family", "model", "passed", "failed", "known", "skipped"))
-    for (family, model), count in sorted(counts.items(), key=lambda row: (list(FAMILIES.values()).index(row[0][0]), -ord(row[0][1][0]))):
-        write(line.format(family, model.removesuffix("Test"), *(count[o] for o in ("passed", "failed", "known", "skipped"))))
+    write(line.format("family", "model", *columns))
+    for file, model in sorted(counts, key=lambda row: (row[0], not row[1].startswith("Scratch"))):
+        count = counts[file, model]
+        write(line.format(file.removeprefix("test_"), model.removesuffix("Test"), *(count[name] for name in columns)))
     write("known: failures that tests/conformance/README.md lists with a reason")
     for name in sorted(native_failures):
         write(f"fails natively: {name}")

@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from transformers import Pipeline, PreTrainedModel, PreTrainedTokenizerBase, pipeline
 
+EXAMPLES = ["this is a test", "what nobody has ever said about the model"]
+
 
 class TextPipelineTests:
-    """A pipeline of `task`: each result has the form that `check` asks for, and a padded batch gives the same results."""
+    """A pipeline of `task`: its results have the form that `check` asks for, and are the same in a padded batch."""
 
     task: str
-    examples = ["this is a test", "what nobody has ever said about the model"]
+    examples = EXAMPLES
     options: dict[str, Any] = {}
 
     def get_test_pipeline(

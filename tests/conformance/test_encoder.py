@@ -59,6 +59,11 @@ class ScratchEncoderTest(FamilyTest, unittest.TestCase):
         "zero-shot": ScratchEncoderForSequenceClassification,
     }
     trained_class = ScratchEncoderForMaskedLM
+    test_resize_position_embeddings = True
+
+    def test_resize_position_vector_embeddings(self) -> None:
+        self.config_values = self.config_values | {"position_embedding_type": "learned"}  # rotary ones have no table
+        super().test_resize_position_vector_embeddings()
 
 
 class DistilBertTest(FamilyTest, unittest.TestCase):
