@@ -8,8 +8,10 @@ PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3,$(if $(shell 
 # One thread a process: the models are small, and xdist already uses every core.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
+WINDOW := 5.16.1 5.19.0 5.20.0
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check conformance
+.PHONY: help demo test test-slow test-window check conformance
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*  ## /  make \1 \t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -25,6 +27,13 @@ test: $(READY)  ## the default tests: no GPU, no network
 
 test-slow: $(READY)  ## the tests that take minutes
 	$(PYTEST) -m "slow and not data"
+
+test-window: $(READY)  ## the default tests on older versions of transformers, those that serving engines pin
+	for version in $(WINDOW); do \
+	    test -d .cache/window/$$version || $(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	        --target .cache/window/$$version transformers==$$version || exit 1; \
+	    PYTHONPATH=.cache/window/$$version $(PYTEST) --numprocesses logical --maxprocesses 8 || exit 1; \
+	done
 
 check: $(READY)  ## lint, format, types
 	$(BIN)/ruff check .

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 from transformers.generation import GenerationConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 # What each field with a closed set of values accepts.
 CHOICES = {
@@ -92,7 +93,8 @@ class ScratchConfig(PreTrainedConfig):
         position_embedding_type: `"sinusoidal"` (the paper's table, any length), `"learned"` (BERT, GPT-2; at most
             `max_position_embeddings`), `"rotary"` (Su et al., 2021; any length) or `"none"`.
         max_position_embeddings: longest sequence the model is meant for; a hard limit only for learned positions.
-        rope_parameters: `{"rope_theta": 10000.0, "rope_type": "default"}`; for rotary positions only.
+        rope_parameters: `{"rope_theta": 10000.0, "rope_type": "default"}`; for rotary positions only. The other types
+            of transformers stretch the context of a trained model.
         norm_type: `"layer_norm"` or `"rms_norm"` (Zhang & Sennrich, 2019).
         norm_position: `"post"`, after the residual sum as in the paper, or `"pre"`, before each sub-layer, with one
             more norm after the last layer (Xiong et al., 2020).
@@ -119,8 +121,9 @@ class ScratchConfig(PreTrainedConfig):
     # Marks the class as custom code, for which `save_pretrained` copies the source files beside the weights.
     _auto_class = "AutoConfig"
     _auto_map: ClassVar[dict[str, str]] = {}
+    attribute_map = dict.fromkeys(("layer_norm_epsilon", "rms_norm_eps"), "layer_norm_eps")  # GPT-2's, Llama's names
     base_model_fsdp_plan = {
-        "embeddings": "free_full_weight",
+        "embeddings.word_embeddings": "free_full_weight",
         "layers.*": "free_full_weight",
         "norm": "keep_full_weight",
     }
@@ -154,7 +157,7 @@ class ScratchConfig(PreTrainedConfig):
     bos_token_id: int | None = 1
     eos_token_id: int | list[int] | None = 2
 
-    def __post_init__(self, **kwargs: Any):
+    def __post_init__(self, **kwargs: Any) -> None:
         self._refuse_unknown_keys(kwargs)
         rotary = self.position_embedding_type == "rotary"
         if self.rope_parameters and not rotary:
@@ -178,13 +181,13 @@ class ScratchConfig(PreTrainedConfig):
         self.validate_architecture()
 
     def _refuse_unknown_keys(self, kwargs: dict[str, Any]) -> None:
-        fields = [*sorted(field.name for field in dataclasses.fields(self)), *sorted(self.attribute_map)]
+        fields = sorted(field.name for field in dataclasses.fields(self))
         known = ECOSYSTEM_KEYS | set(self.attribute_map) | set(GenerationConfig._get_default_generation_params())
         # Programs leave notes of their own in a saved config.json; there, only a near-miss of a field is refused.
         is_saved_file = self.transformers_version is not None
         complaints = []
         for key in kwargs.keys() - known:
-            nearest = difflib.get_close_matches(key, fields, n=1, cutoff=0.8)
+            nearest = difflib.get_close_matches(key, fields, n=1, cutoff=0.82)
             if nearest or not (is_saved_file or key.startswith("_")):
                 hint = f"did you mean {nearest[0]!r}?" if nearest else f"fields are {', '.join(fields)}"
                 complaints.append(f"{key}={kwargs[key]!r} is not a field of {type(self).__name__}: {hint}")
@@ -221,10 +224,13 @@ class ScratchConfig(PreTrainedConfig):
         groups, heads = self.num_key_value_heads, self.num_attention_heads
         if groups > 0 and heads % groups:
             wrong.append(f"num_key_value_heads={groups} must divide num_attention_heads={heads}")
-        if self.rope_parameters and self.rope_parameters.get("rope_type", "default") != "default":
-            wrong.append(f"rope_parameters={self.rope_parameters}: rope_type must be 'default'")
-        if self.rope_parameters and not self.rope_parameters.get("rope_theta", 1.0) > 0:
-            wrong.append(f"rope_parameters={self.rope_parameters}: rope_theta must be above 0")
+        rope = self.rope_parameters or {}
+        if (kind := rope.get("rope_type", "default")) not in ("default", *ROPE_INIT_FUNCTIONS):
+            wrong.append(
+                f"rope_parameters={rope}: rope_type={kind!r} must be 'default' or in {set(ROPE_INIT_FUNCTIONS)}"
+            )
+        if not rope.get("rope_theta", 1.0) > 0:
+            wrong.append(f"rope_parameters={rope}: rope_theta must be above 0")
         for name, limit in self._token_limits().items():
             tokens = getattr(self, name)
             for token in tokens if isinstance(tokens, list) else [tokens]:
@@ -239,11 +245,12 @@ class ScratchConfig(PreTrainedConfig):
 
 def _tensor_parallel_plan(*stacks: str) -> dict[str, str]:
     styles = {"q_proj": "colwise", "k_proj": "colwise", "v_proj": "colwise", "o_proj": "rowwise"}
-    plan = {}
+    norms = dict.fromkeys(("q_norm", "k_norm"), "replicated_with_grad_allreduce")
+    plan = {f"{stack}embeddings.word_embeddings": "embedding_rowwise" for stack in stacks}
     for stack in stacks:
         attentions = ("self_attn", "cross_attn") if stack == "decoder." else ("self_attn",)
         for attention in attentions:
-            plan |= {f"{stack}layers.*.{attention}.{name}": style for name, style in styles.items()}
+            plan |= {f"{stack}layers.*.{attention}.{name}": style for name, style in (styles | norms).items()}
         plan |= {f"{stack}layers.*.mlp.{name}": "colwise" for name in ("gate_proj", "up_proj")}
         plan[f"{stack}layers.*.mlp.down_proj"] = "rowwise"
     return plan
@@ -309,7 +316,7 @@ class ScratchSeq2SeqConfig(ScratchConfig):
 
     model_type = "scratch_seq2seq"
     keys_to_ignore_at_inference = ["past_key_values"]
-    attribute_map = {"num_hidden_layers": "encoder_layers"}
+    attribute_map = ScratchConfig.attribute_map | {"num_hidden_layers": "encoder_layers"}
     base_model_tp_plan = _tensor_parallel_plan("encoder.", "decoder.")
     base_model_fsdp_plan = {
         f"{stack}.{part}": plan
@@ -330,20 +337,25 @@ class ScratchSeq2SeqConfig(ScratchConfig):
     is_encoder_decoder: bool = True
     use_cache: bool = True
 
-    def __post_init__(self, **kwargs: Any):
+    def __post_init__(self, **kwargs: Any) -> None:
         if self.decoder_vocab_size is None:
             self.decoder_vocab_size = self.vocab_size
         if self.decoder_start_token_id is None:
             self.decoder_start_token_id = self.bos_token_id if self.bos_token_id is not None else self.pad_token_id
         super().__post_init__(**kwargs)
 
-    def get_text_config(self, decoder=None, encoder=None):
+    def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> PreTrainedConfig:
         """Asked without a side, `generate` means the vocabulary it generates from: the target's."""
         if decoder != encoder or self.decoder_vocab_size == self.vocab_size:
             return super().get_text_config(decoder, encoder)
         config = copy.copy(self)
         config.vocab_size = self.decoder_vocab_size
         return config
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "vocab_size" and self.share_encoder_decoder_embeddings:  # one table: resizing it resizes both sides
+            self.decoder_vocab_size = value
 
     def _complaints(self) -> list[str]:
         wrong = super()._complaints()

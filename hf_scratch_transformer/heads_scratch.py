@@ -3,7 +3,8 @@
 Shapes: B batch, T length, S source length, D width, V vocabulary, L labels.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from transformers.modeling_outputs import (
 )
 from transformers.models.auto import modeling_auto
 from transformers.utils import can_return_tuple
+from transformers.utils.generic import TransformersKwargs
 
 from .configuration_scratch import ScratchConfig, ScratchDecoderConfig, ScratchEncoderConfig, ScratchSeq2SeqConfig
 from .modeling_scratch import (
@@ -114,7 +116,7 @@ class ScratchEncoderForMaskedLM(ScratchLanguageModel):
         num_items_in_batch: Tensor | int | None = None,
         loss_only: bool = False,
         label_smoothing: float = 0.0,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> MaskedLMOutput:
         """
         Args:
@@ -169,7 +171,7 @@ class ScratchDecoderForCausalLM(ScratchLanguageModel, GenerationMixin):
         shift_labels: Tensor | None = None,
         loss_only: bool = False,
         label_smoothing: float = 0.0,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> CausalLMOutputWithPast:
         """
         Args:
@@ -218,13 +220,13 @@ class ScratchSeq2SeqForConditionalGeneration(ScratchLanguageModel, GenerationMix
         side = "encoder" if self.config.share_encoder_decoder_embeddings else "decoder"
         return {"lm_head.weight": f"model.{side}.embeddings.word_embeddings.weight"}
 
-    def _resize_token_embeddings(self, new_num_tokens, pad_to_multiple_of=None, mean_resizing=True):
+    def _resize_token_embeddings(
+        self, new_num_tokens: int | None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Module:
         # transformers resizes the head along with the source table, which is right only where both sides share it.
         if not self.config.share_encoder_decoder_embeddings:
             return self.model._resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
-        table = super()._resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
-        self.config.vocab_size = self.config.decoder_vocab_size = table.num_embeddings
-        return table
+        return super()._resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
 
     def resize_decoder_token_embeddings(self, new_num_tokens: int) -> nn.Module:
         """Resize the target vocabulary, and the head with it, where source and target have one each.
@@ -263,7 +265,7 @@ class ScratchSeq2SeqForConditionalGeneration(ScratchLanguageModel, GenerationMix
         num_items_in_batch: Tensor | int | None = None,
         loss_only: bool = False,
         label_smoothing: float = 0.0,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
         """
         Args:
@@ -302,7 +304,7 @@ class ScratchSeq2SeqForConditionalGeneration(ScratchLanguageModel, GenerationMix
 class ScratchClassifier(ScratchPreTrainedModel):
     """A backbone of either kind, dropout, and a linear map from each vector that `select` keeps."""
 
-    backbone: type[ScratchStack]
+    backbone: Callable[[ScratchConfig], ScratchStack]
     output_type: type[ModelOutput]
     num_outputs: int | None = None  # default: one for each label
     # Heads that differ in what they score differ in name too, so that none takes the weights of another for its own.
@@ -338,7 +340,7 @@ class ScratchClassifier(ScratchPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> ModelOutput:
         """
         Args:
@@ -440,7 +442,7 @@ class ScratchForQuestionAnswering(ScratchClassifier):
         start_positions: Tensor | None = None,
         end_positions: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> QuestionAnsweringModelOutput:
         """
         Args:
@@ -544,7 +546,8 @@ class ScratchEncoderForMultipleChoice(ScratchClassifier):
         shapes = [None if x is None else tuple(x.shape) for x in inputs]
         if any(shape is not None and len(shape) < 3 for shape in shapes):
             raise ValueError(f"inputs must have shape (batch, choices, length), got {shapes[0] or shapes[-1]}")
-        outputs = super().encode(*(None if x is None else x.flatten(0, 1) for x in inputs), kwargs)
+        ids, mask, positions, embeds = (None if x is None else x.flatten(0, 1) for x in inputs)
+        outputs = super().encode(ids, mask, positions, embeds, kwargs)
         choices = next(shape[1] for shape in (shapes[0], shapes[-1]) if shape is not None)
         outputs.last_hidden_state = outputs.last_hidden_state.unflatten(0, (-1, choices))  # (B, choices, T, D)
         return outputs

@@ -53,6 +53,9 @@ SCORES = {
     "exact_match": ("exact_match", "exact matches, %"),
 }
 
+# What a row of metrics says of the moment it was measured at.
+PLACES = {"step", "epoch", "seconds", "targets"}
+
 PICKLED = {".bin", ".ckpt", ".joblib", ".npy", ".pickle", ".pkl", ".pt", ".pth"}
 SHOWN_EVALUATIONS = 10  # rows of the card's table of evaluations
 
@@ -350,8 +353,9 @@ def _parameters(folder: Path) -> int:
 
 
 def _scores(values: Mapping[str, Any]) -> dict[str, float]:
-    """The finite numbers among them."""
-    return {name: v for name, v in _flat(values).items() if type(v) in (int, float) and math.isfinite(v)}
+    """The finite numbers among them; groups of rows, which have scores of their own, are left out."""
+    own = {name: value for name, value in values.items() if name != "groups"}
+    return {name: v for name, v in _flat(own).items() if type(v) in (int, float) and math.isfinite(v)}
 
 
 def _by_telling(names: Iterable[str]) -> list[str]:
@@ -451,9 +455,9 @@ def _data(records: RunRecords) -> dict[str, Any]:
 
 
 def _results(records: RunRecords) -> str:
-    """A row for each score, a column for each split, and how scores were computed."""
+    """A row for each score, a column for each split; how scores were computed; a table for each kind of group."""
     columns = [_scores(values) for values in records.results.values()]
-    names = _by_telling(name for column in columns for name in column)
+    names = [name for name in _by_telling(name for column in columns for name in column) if name not in PLACES]
     if not names:
         return "No test was run."
     rows = [(SCORES.get(name, ("", name))[1], *(column.get(name, "") for column in columns)) for name in names]
@@ -463,7 +467,15 @@ def _results(records: RunRecords) -> str:
         for name in SCORES
         if f"{name}_signature" in values
     }
-    return "\n".join([_table(("score", *records.results), rows), *([""] if signatures else []), *signatures])
+    tables = [_table(("score", *records.results), rows), "\n".join(signatures)]
+    for split, values in records.results.items():
+        for column, groups in values.get("groups", {}).items():
+            header = _by_telling(name for scores in groups.values() for name in scores)
+            titles = (f"{split}, by {column}", *(SCORES.get(name, ("", name))[1] for name in header))
+            tables.append(
+                _table(titles, [(group, *(s.get(name, "") for name in header)) for group, s in groups.items()])
+            )
+    return "\n\n".join(filter(None, tables))
 
 
 def _curves(folder: Path, records: RunRecords) -> str:

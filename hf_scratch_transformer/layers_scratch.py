@@ -30,17 +30,22 @@ class SinusoidalPositions(nn.Module):
 
 class RotaryPositions(nn.Module):
     """Angles that turn queries and keys by their position (RoFormer, Su et al., 2021), in Llama's layout: entry `i` is
-    turned together with entry `i + D/2`."""
+    turned together with entry `i + D/2`, by `position / theta^(2i/D)`.
 
-    def __init__(self, head_dim: int, theta: float):
+    `scaled`, where context has been stretched, gives other turns per position (D/2,) and a factor on the result, from
+    the positions asked for.
+    """
+
+    def __init__(self, head_dim: int, theta: float, scaled: Callable[[Tensor], tuple[Tensor, float]] | None = None):
         super().__init__()
-        self.head_dim, self.theta = head_dim, theta
+        self.head_dim, self.theta, self.scaled = head_dim, theta, scaled
 
     def forward(self, position_ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:  # (B, T) -> 2 × (B, 1, T, D)
         exponents = torch.arange(0, self.head_dim, 2, device=position_ids.device, dtype=torch.float32) / self.head_dim
-        angles = position_ids[:, None, :, None].float() * (1.0 / self.theta**exponents)  # (B, 1, T, D/2)
+        turns, factor = (1.0 / self.theta**exponents, 1.0) if self.scaled is None else self.scaled(position_ids)
+        angles = position_ids[:, None, :, None].float() * turns  # (B, 1, T, D/2)
         angles = torch.cat((angles, angles), dim=-1)
-        return angles.cos().to(dtype), angles.sin().to(dtype)
+        return (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -51,7 +56,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def ends_sublayer(linear: nn.Linear) -> nn.Linear:
     """Mark the last matrix of a sub-layer, which an initialisation may set to zero."""
-    linear.ends_sublayer = True
+    linear.ends_sublayer = True  # type: ignore[assignment]
     return linear
 
 
@@ -61,7 +66,7 @@ def repeat_heads(x: Tensor, groups: int) -> Tensor:
 
 
 def attention(
-    module: nn.Module,
+    module: Any,  # has `num_key_value_groups` and `training`
     query: Tensor,  # (B, H, T, d_k)
     key: Tensor,  # (B, H/groups, S, d_k)
     value: Tensor,  # (B, H/groups, S, d_v)
@@ -120,7 +125,11 @@ class GatedFeedForward(FeedForward):
         return self.activation(self.gate_proj(x)) * self.up_proj(x)
 
 
-FEED_FORWARDS = {"relu": (FeedForward, F.relu), "gelu": (FeedForward, F.gelu), "swiglu": (GatedFeedForward, F.silu)}
+FEED_FORWARDS: dict[str, tuple[type[FeedForward], Callable]] = {
+    "relu": (FeedForward, F.relu),
+    "gelu": (FeedForward, F.gelu),
+    "swiglu": (GatedFeedForward, F.silu),
+}
 NORMS = {"layer_norm": nn.LayerNorm, "rms_norm": nn.RMSNorm}
 
 

@@ -11,9 +11,11 @@ ScratchSeq2SeqModel                        one of each; the decoder attends to t
 
 import copy
 import difflib
+import functools
 import inspect
+import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +34,7 @@ from transformers.modeling_outputs import (
     BaseModelOutputWithPastAndCrossAttentions,
     Seq2SeqModelOutput,
 )
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 from transformers.utils import can_return_tuple
 from transformers.utils.generic import TransformersKwargs, merge_with_config_defaults
@@ -80,7 +83,7 @@ class ScratchAttention(nn.Module):
         attention_mask: Tensor | None = None,
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         past_key_values: Cache | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> tuple[Tensor, Tensor | None]:
         """Returns the output (B, T, D) and the weights (B, H, T, T or S), `None` from the backends that never form
         them."""
@@ -151,7 +154,7 @@ class ScratchBlock(GradientCheckpointingLayer):
         encoder_attention_mask: Tensor | None = None,
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         past_key_values: Cache | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> Tensor:
         def attend(x: Tensor) -> Tensor:
             return self.self_attn(x, None, attention_mask, position_embeddings, past_key_values, **kwargs)[0]
@@ -194,6 +197,12 @@ class ScratchEmbeddings(nn.Module):
 FORWARD_ARGUMENTS = {*TransformersKwargs.__annotations__, "token_type_ids", "return_dict"}
 
 
+def scaled_rotary(config: ScratchConfig, position_ids: Tensor) -> tuple[Tensor, float]:  # -> (D/2,), factor
+    """Rotary frequencies of a stretched context, by transformers' own functions: linear, dynamic, yarn, llama3, ..."""
+    function = ROPE_INIT_FUNCTIONS[config.rope_parameters["rope_type"]]
+    return function(config, position_ids.device, seq_len=position_ids.max() + 1)
+
+
 class ScratchPreTrainedModel(PreTrainedModel):
     """What transformers asks of every model: capabilities, initialisation, positions that can be resized."""
 
@@ -226,9 +235,8 @@ class ScratchPreTrainedModel(PreTrainedModel):
         | o_proj, down_proj      | N(0, range)  | 0                  | Xavier         |
         | every other matrix     | N(0, range)  | N(0, range)        | Xavier         |
 
-        Norm scales are 1; biases, norm shifts and the padding row are 0. Only the helpers of
-        `transformers.initialization`
-        write: they leave alone what a checkpoint has filled.
+        Norm scales are 1; biases, norm shifts and the padding row are 0. What writes are the helpers of
+        `transformers.initialization`, which leave alone what a checkpoint has filled.
         """
         super()._init_weights(module)
         if self.config.initialization == "xavier_uniform" and isinstance(module, nn.Linear | nn.Embedding):
@@ -238,6 +246,14 @@ class ScratchPreTrainedModel(PreTrainedModel):
                 init.zeros_(module.weight[padding_idx])
         elif self.config.initialization == "normal_zero_output" and getattr(module, "ends_sublayer", False):
             init.zeros_(module.weight)
+
+    def init_parallel_plans(self) -> None:
+        # The plans of a configuration name every part that some configuration has: keep what this model has.
+        super().init_parallel_plans()
+        parts = {re.sub(r"\d+", "*", name) for name, _ in self.named_modules()}
+        for plan in (self._tp_plan, self._pp_plan, self._fsdp_plan):
+            for absent in plan.keys() - parts:
+                del plan[absent]
 
     def get_position_embeddings(self) -> nn.Module:
         """The learned table of positions.
@@ -285,7 +301,9 @@ class ScratchStack(ScratchPreTrainedModel):
         self.norm = make_norm(config) if config.norm_position == "pre" else nn.Identity()
         self.rotary = None
         if config.position_embedding_type == "rotary":
-            self.rotary = RotaryPositions(config.head_dim, config.rope_parameters["rope_theta"])
+            rope = config.rope_parameters
+            scaled = functools.partial(scaled_rotary, config) if rope["rope_type"] != "default" else None
+            self.rotary = RotaryPositions(config.head_dim, rope["rope_theta"], scaled)
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -298,7 +316,7 @@ class ScratchStack(ScratchPreTrainedModel):
         attention_mask: Any,
         position_ids: Tensor,
         encoder_hidden_states: Tensor | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> Tensor:  # -> (B, T, D)
         hidden_states = self.embeddings(inputs_embeds, position_ids)
         position_embeddings = self.rotary(position_ids, hidden_states.dtype) if self.rotary is not None else None
@@ -430,7 +448,7 @@ class ScratchEncoderModel(ScratchStack):
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
         """
         Args:
@@ -478,7 +496,7 @@ class ScratchDecoderModel(ScratchStack):
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPast:
         """
         Args:
@@ -553,7 +571,7 @@ class ScratchSeq2SeqDecoder(ScratchDecoderModel):
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """As `ScratchDecoderModel.forward`, with the encoder's output and its padding mask."""
         self.check_inputs(input_ids, inputs_embeds, attention_mask, position_ids, past_key_values, kwargs)
@@ -614,11 +632,11 @@ class ScratchSeq2SeqModel(ScratchPreTrainedModel):
         if self.config.share_encoder_decoder_embeddings:
             self.decoder.set_input_embeddings(value)
 
-    def _resize_token_embeddings(self, new_num_tokens, pad_to_multiple_of=None, mean_resizing=True):
+    def _resize_token_embeddings(
+        self, new_num_tokens: int | None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Module:
         table = super()._resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
-        self.config.vocab_size = table.num_embeddings
-        if self.config.share_encoder_decoder_embeddings:
-            self.config.decoder_vocab_size = table.num_embeddings
+        self.config.vocab_size = table.num_embeddings  # transformers sets that of `get_text_config()`, maybe a copy
         return table
 
     @can_return_tuple
@@ -633,7 +651,7 @@ class ScratchSeq2SeqModel(ScratchPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         decoder_inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqModelOutput:
         """
         Args:
@@ -650,15 +668,16 @@ class ScratchSeq2SeqModel(ScratchPreTrainedModel):
             sizes = f"{source.shape[0]} sources do not fit {target.shape[0]} targets"
             raise ValueError(f"{sizes} (decoder_input_ids or labels)")
         if encoder_outputs is None:
-            encoder_outputs = self.encoder(
+            encoded = self.encoder(
                 input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
             )
-        elif not isinstance(encoder_outputs, BaseModelOutput):
-            encoder_outputs = BaseModelOutput(*encoder_outputs)
+        else:
+            is_output = isinstance(encoder_outputs, BaseModelOutput)
+            encoded = encoder_outputs if is_output else BaseModelOutput(*encoder_outputs)
         decoder_outputs = self.decoder(
             input_ids=decoder_input_ids,
             attention_mask=decoder_attention_mask,
-            encoder_hidden_states=encoder_outputs.last_hidden_state,
+            encoder_hidden_states=encoded.last_hidden_state,
             encoder_attention_mask=attention_mask,
             past_key_values=past_key_values,
             inputs_embeds=decoder_inputs_embeds,
@@ -671,9 +690,9 @@ class ScratchSeq2SeqModel(ScratchPreTrainedModel):
             decoder_hidden_states=decoder_outputs.hidden_states,
             decoder_attentions=decoder_outputs.attentions,
             cross_attentions=decoder_outputs.cross_attentions,
-            encoder_last_hidden_state=encoder_outputs.last_hidden_state,
-            encoder_hidden_states=encoder_outputs.hidden_states,
-            encoder_attentions=encoder_outputs.attentions,
+            encoder_last_hidden_state=encoded.last_hidden_state,
+            encoder_hidden_states=encoded.hidden_states,
+            encoder_attentions=encoded.attentions,
         )
 
 

@@ -48,7 +48,7 @@ def test_rope_parameters_belong_to_rotary_positions():
         ({"max_position_embeddings": 0}, "max_position_embeddings=0 must be at least 1"),
         ({"pad_token_id": 32000}, "pad_token_id=32000 must lie within the vocabulary, 0 to 31999"),
         ({"eos_token_id": [2, -1]}, r"eos_token_id=\[2, -1\] must lie within the vocabulary"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope_type must be 'default'"),
+        ({"rope_parameters": {"rope_type": "yarm"}}, "rope_type='yarm' must be 'default' or in"),
         ({"rope_parameters": {"rope_theta": 0.0}}, "rope_theta must be above 0"),
     ],
 )

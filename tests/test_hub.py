@@ -49,7 +49,7 @@ RECORDS = RunRecords(
             "loss": 1.8125,
             "bleu": 37.21875,
             "bleu_signature": "nrefs:1|13a",
-            "groups": {"long": {"rows": 7}},
+            "groups": {"length": {"long": {"rows": 7, "bleu": 12.5}}},
         },
     },
 )
@@ -260,7 +260,8 @@ def test_every_figure_on_the_card_comes_from_the_records(decoder):
         "| score | validation | test |",
         "| BLEU |  | 37.219 |",
         "| loss, nats a token | 1.625 | 1.8125 |",
-        "| groups.long.rows |  | 7 |",
+        "| test, by length | BLEU | rows |",
+        "| long | 12.5 | 7 |",
         "- BLEU: `nrefs:1|13a`",
         "| model.hidden_size | 32 |",
         "| optimisation.betas | 0.9, 0.95 |",

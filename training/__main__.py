@@ -30,7 +30,7 @@ from hf_scratch_transformer.tokenization import check_tokenizer, config_fields
 from . import checkpoints, data, loop, metrics
 from .arguments import Recipe, RecipeError, dump, environment, parse
 from .objectives import OBJECTIVES, Objective
-from .optimisation import optimizers
+from .optimisation import multiplies_bfloat16, optimizers
 
 # What a run writes into its folder.
 CONTENTS = (
@@ -61,9 +61,13 @@ def main(arguments: list[str]) -> int:
 def train(recipe: Recipe) -> None:
     """A whole run: open its folder, read the corpus, train, test, save."""
     started = time.monotonic()
+    device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    bf16 = recipe.optimisation.precision == "bf16" or (
+        recipe.optimisation.precision == "auto" and multiplies_bfloat16(device.type)
+    )
     accelerator = Accelerator(
-        cpu=not torch.accelerator.is_available(),  # else several processes on a CPU would not find each other
-        mixed_precision="bf16" if recipe.optimisation.precision == "bf16" else "no",
+        cpu=device.type == "cpu",  # else several processes on a CPU would not find each other
+        mixed_precision="bf16" if bf16 else "no",
         log_with=list(recipe.trackers) or None,
         project_dir=recipe.output_dir,
     )
@@ -82,6 +86,8 @@ def train(recipe: Recipe) -> None:
     save_model(run, folder / "model")
     if accelerator.is_main_process:
         summarise(results, folder)
+        if recipe.model_card is not None:
+            copy_card(folder, Path(recipe.model_card))
         if recipe.push_to_hub is not None:
             print(f"pushed: {hub.push(folder / 'model', recipe.push_to_hub).commit_url}")
     accelerator.end_training()
@@ -133,7 +139,9 @@ def prepare(recipe: Recipe, accelerator: Accelerator, objective: Objective, fold
     except ValueError as error:
         raise RecipeError(f"model, tokenizer: {error}") from error
     set_seed(recipe.seed)
-    model = objective.auto_model.from_config(config)
+    # On a CPU, torch's fused attention goes backward in bf16 some twenty times slower than the formula written out.
+    slow_fused = accelerator.device.type == "cpu" and accelerator.mixed_precision == "bf16"
+    model = objective.auto_model.from_config(config, attn_implementation="eager" if slow_fused else None)
     parts = data.Parts(recipe, objective.encode)
     train = parts.first
     splits = {
@@ -214,24 +222,34 @@ def save_model(run: loop.Run, folder: Path) -> None:
     os.replace(temporary, folder)
 
 
+def copy_card(run: Path, folder: Path) -> None:
+    """What a run says of its model, for a place that holds no weights: `model_cards/` of this project."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("model/README.md", "curves.png", "metrics.jsonl", "recipe.yaml", "environment.json"):
+        shutil.copy(run / name, folder)
+
+
 def records(run: loop.Run) -> hub.RunRecords:
     """What the run wrote down about itself, for the model card."""
     recipe, folder = run.recipe, run.log.path.parent
     lines = metrics.read(run.log.path)
     is_file = Path(recipe.data.path).exists()
     last = {line["event"]: line for line in lines}
+    about = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
+    evaluated = min(recipe.evaluation.generate_rows, run.objective.examples(run.validation)) if run.validation else 0
     example = (run.test or run.validation or data.Corpus({})).texts.get("source", ())
     return hub.RunRecords(
         name=folder.name,
-        command=shlex.join(["accelerate", "launch", "-m", "training", *sys.argv[1:]]),
+        command=shlex.join(about.pop("command")),
         dataset=Path(recipe.data.path).name if is_file else recipe.data.path,
         dataset_id=None if is_file else recipe.data.path,
         dataset_config=recipe.data.name,
         dataset_revision=recipe.data.revision,
-        data={"training rows": run.rows, "target tokens predicted in training": run.state.targets},
+        data={"training rows": run.rows, "target tokens predicted in training": run.state.targets}
+        | ({"validation rows translated, greedily": evaluated} if recipe.objective == "translation" else {}),
         languages=recipe.data.languages,
         recipe=dataclasses.asdict(recipe),
-        environment=json.loads((folder / "environment.json").read_text(encoding="utf-8")),
+        environment=about,
         metrics=lines,
         results={
             "test" if event == "test" else "validation": last[event]

@@ -101,8 +101,8 @@ class Optimisation:
     ema_decay: float = _number(0.999, above=0, below=1)
     mean_of: int = _number(5, at_least=2)  # checkpoints
     # fp32: nothing is rounded. tf32: products of single-precision matrices in a GPU's TF32 units; on a CPU as fp32.
-    # bf16: autocast.
-    precision: Literal["fp32", "tf32", "bf16"] = "fp32"
+    # bf16: autocast. auto: bf16 where the hardware multiplies it, else fp32.
+    precision: Literal["fp32", "tf32", "bf16", "auto"] = "fp32"
     compile: bool = False
 
 
@@ -150,6 +150,7 @@ class Recipe:
     force: bool = False  # resume although the recipe, vocabulary or corpus has changed
     overwrite: bool = False  # replace the run that output_dir holds
     push_to_hub: str | None = None  # repository that receives the finished model folder
+    model_card: str | None = None  # folder that receives the card, its picture and the run's records, without weights
 
     def model_config(self, **fields: Any) -> PreTrainedConfig:
         """The model's configuration; `fields` (vocabulary size, special tokens) fill in what the recipe leaves open."""
@@ -158,7 +159,16 @@ class Recipe:
     def identity(self) -> dict[str, Any]:
         """The part of the recipe that a resumed run must share: everything but places, retention and reporting."""
         tree = dataclasses.asdict(self)
-        for key in ("output_dir", "trackers", "resume", "force", "overwrite", "push_to_hub", "checkpoints"):
+        for key in (
+            "output_dir",
+            "trackers",
+            "resume",
+            "force",
+            "overwrite",
+            "push_to_hub",
+            "model_card",
+            "checkpoints",
+        ):
             del tree[key]
         for key in ("path", "splits", "workers", "languages"):  # the corpus is compared by its content
             del tree["data"][key]
@@ -204,13 +214,14 @@ def dump(recipe: Recipe) -> str:
 def environment(device: torch.device, processes: int) -> dict[str, Any]:
     """Versions, hardware and command line of this process, for the record of the run."""
     packages = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "sacrebleu")
+    launcher = ("accelerate", "launch") if "ACCELERATE_MIXED_PRECISION" in os.environ else ("python",)
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
     return {
-        "command": ["python", "-m", "training", *sys.argv[1:]],
+        "command": [*launcher, "-m", "training", *sys.argv[1:]],
         "commit": commit.stdout.strip() or None,
         "python": platform.python_version(),
         "packages": {name: importlib.metadata.version(name) for name in packages},
-        "machine": platform.platform(),
+        "machine": f"{platform.system()} {platform.machine()}",
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "cpu_count": os.cpu_count(),
         "threads": torch.get_num_threads(),

@@ -81,7 +81,8 @@ def draw(lines: Sequence[dict[str, Any]], path: Path) -> None:
     if rising:
         scored = [line for line in evaluations if rising in line]
         panels[1].plot([v["step"] for v in scored], [v[rising] for v in scored], color="blue", marker=".")
-        panels[1].set(xlabel="step", ylabel=rising, title=f"{rising} on the evaluation rows")
+        name = {"bleu": "BLEU"}.get(rising, rising.replace("_", " "))
+        panels[1].set(xlabel="step", ylabel=name, title=f"{name} on the evaluation rows")
     for panel in panels:
         panel.grid(alpha=0.3)
     temporary = path.with_name(f".{path.name}")

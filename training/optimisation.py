@@ -65,7 +65,7 @@ def orthogonalised(matrices: Tensor, coefficients: tuple[float, float, float], s
     In bfloat16, which the iteration tolerates, where the hardware multiplies it.
     """
     a, b, c = coefficients
-    x = matrices.bfloat16() if _multiplies_bfloat16(matrices.device.type) else matrices
+    x = matrices.bfloat16() if multiplies_bfloat16(matrices.device.type) else matrices
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=eps)
     for _ in range(steps):
         gram = x @ x.mT
@@ -74,7 +74,8 @@ def orthogonalised(matrices: Tensor, coefficients: tuple[float, float, float], s
 
 
 @cache
-def _multiplies_bfloat16(device: str) -> bool:
+def multiplies_bfloat16(device: str) -> bool:
+    """Whether matrices of bfloat16 are multiplied as such on this kind of device, rather than emulated."""
     if device != "cpu":
         return True
     capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # older ones of torch do not tell
