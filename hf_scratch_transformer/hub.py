@@ -72,7 +72,7 @@ _OPEN = """\
 from transformers import $auto_class, AutoTokenizer
 
 repo = $repo
-tokenizer = AutoTokenizer.from_pretrained(repo)
+tokenizer = AutoTokenizer.from_pretrained(repo, trust_remote_code=True)
 model = $auto_class.from_pretrained(repo, trust_remote_code=True)
 """
 _CLASSIFY = """
@@ -103,7 +103,7 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 repo = $repo
-tokenizer = AutoTokenizer.from_pretrained(repo)
+tokenizer = AutoTokenizer.from_pretrained(repo, trust_remote_code=True)
 encoder = AutoModel.from_pretrained(repo, trust_remote_code=True)
 
 inputs = tokenizer([$text], padding=True, return_tensors="pt")

@@ -214,6 +214,7 @@ def save_model(run: loop.Run, folder: Path) -> None:
     temporary = folder.with_name(f".{folder.name}")
     shutil.rmtree(temporary, ignore_errors=True)
     run.bare.save_pretrained(temporary)
+    run.objective.tokenizer.model_max_length = run.bare.config.max_position_embeddings
     run.objective.tokenizer.save_pretrained(temporary)
     loop.draw(run)
     shutil.copy(run.log.path.with_name("curves.png"), temporary)

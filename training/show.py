@@ -29,7 +29,8 @@ def main() -> None:
     if arguments.num_beams < 1:
         parser.error(f"--num_beams: {arguments.num_beams} is not a positive number")
 
-    tokenizer = AutoTokenizer.from_pretrained(arguments.model)
+    # Also for the tokenizer, which is plain: transformers asks before it reads any configuration that names code.
+    tokenizer = AutoTokenizer.from_pretrained(arguments.model, trust_remote_code=True)
     model = AutoModelForSeq2SeqLM.from_pretrained(arguments.model, trust_remote_code=True)
     print(f"{type(model).__name__} from {arguments.model}, {model.num_parameters():,} parameters, code of the folder\n")
     sentences = [line.strip() for line in sys.stdin if line.strip()]
