@@ -202,12 +202,16 @@ def test_final_weights(choice, tmp_path):
 
 
 def test_two_processes_give_the_losses_of_one(tmp_path):
-    recipe = tiny_runs.write_recipe(tmp_path, model={"dropout": 0.0}, optimisation={"accumulation": 2, "max_steps": 6})
+    # AdamW, since Muon's bfloat16 makes more of the last digits, in which sums over two processes differ.
+    optimisation = {"optimizer": "adamw", "accumulation": 2, "max_steps": 6}
+    recipe = tiny_runs.write_recipe(tmp_path, model={"dropout": 0.0}, optimisation=optimisation)
     assert tiny_runs.run(recipe, tmp_path / "one") == 0
     words = ["-m", "training", str(recipe), "--output_dir", str(tmp_path / "two")]
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", *words]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, *launch], cwd=ROOT, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, *launch], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     one, two = tiny_runs.losses(tmp_path / "one"), tiny_runs.losses(tmp_path / "two")
     assert one.keys() == two.keys() and len(one) == 6

@@ -44,6 +44,10 @@ CONTENTS = (
     "model",
 )
 
+# Runs of several processes, never freed: gloo's process group, once nothing refers to it, waits for its threads while
+# it holds the interpreter lock that these may be waiting for.
+KEPT: list[loop.Run] = []
+
 
 def main(arguments: list[str]) -> int:
     """Run a recipe from the command line; returns the exit code."""
@@ -77,6 +81,8 @@ def train(recipe: Recipe) -> None:
     tokenizer = open_tokenizer(recipe, folder, accelerator)
     objective = OBJECTIVES[recipe.objective](recipe, tokenizer)
     run = prepare(recipe, accelerator, objective, folder, started)
+    if accelerator.num_processes > 1:
+        KEPT.append(run)
     accelerator.init_trackers(folder.name)
     if recipe.resume:
         go_on(run)
@@ -281,4 +287,9 @@ def _complain(error: BaseException, code: int) -> int:
 if __name__ == "__main__":
     logging.captureWarnings(True)
     transformers.utils.logging.disable_progress_bar()
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    if KEPT:  # the end of the interpreter would free them
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
