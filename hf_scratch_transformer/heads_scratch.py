@@ -317,7 +317,7 @@ class ScratchClassifier(ScratchPreTrainedModel):
         setattr(self, self.head_name, nn.Linear(config.hidden_size, self.num_outputs or config.num_labels))
         self.post_init()
 
-    def score(self, vectors: Tensor) -> Tensor:  # (..., D) -> (..., L)
+    def head(self, vectors: Tensor) -> Tensor:  # (..., D) -> (..., L)
         return getattr(self, self.head_name)(self.dropout(vectors))
 
     def label_shape(self, inputs: Tensor, labels: Tensor) -> tuple[int, ...]:
@@ -356,7 +356,7 @@ class ScratchClassifier(ScratchPreTrainedModel):
         if labels is not None and inputs is not None:
             check_labels(labels, self.label_shape(inputs, labels))
         outputs = self.encode(input_ids, attention_mask, position_ids, inputs_embeds, kwargs)
-        logits = self.score(self.select(outputs.last_hidden_state, attention_mask, input_ids))
+        logits = self.head(self.select(outputs.last_hidden_state, attention_mask, input_ids))
         loss = self.loss(logits, labels, num_items_in_batch) if labels is not None else None
         return self.output_type(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
@@ -458,7 +458,7 @@ class ScratchForQuestionAnswering(ScratchClassifier):
             if positions is not None and inputs is not None:
                 check_labels(positions, inputs.shape[:1])
         outputs = self.encode(input_ids, attention_mask, position_ids, inputs_embeds, kwargs)
-        start_logits, end_logits = self.score(outputs.last_hidden_state).movedim(-1, 0).contiguous()
+        start_logits, end_logits = self.head(outputs.last_hidden_state).movedim(-1, 0).contiguous()
         loss = None
         if start_positions is not None and end_positions is not None:
             losses = []
@@ -558,8 +558,8 @@ class ScratchEncoderForMultipleChoice(ScratchClassifier):
         first = attention_mask.long().argmax(-1)[..., None, None]  # the first real token, also behind padding
         return hidden_states.take_along_dim(first, dim=2).squeeze(2)  # (B, choices, D)
 
-    def score(self, vectors: Tensor) -> Tensor:  # (B, choices, D) -> (B, choices)
-        return super().score(vectors).squeeze(-1)
+    def head(self, vectors: Tensor) -> Tensor:  # (B, choices, D) -> (B, choices)
+        return super().head(vectors).squeeze(-1)
 
 
 def check_labels(labels: Tensor, shape: tuple[int, ...]) -> None:

@@ -112,7 +112,8 @@ class ScratchAttention(nn.Module):
             scaling=self.scaling,
             **kwargs,
         )
-        return self.o_proj(output.flatten(-2)), weights
+        # Backends of serving engines return (tokens, H · d_v), whatever the shape they were given.
+        return self.o_proj(output.reshape(*hidden_states.shape[:-1], -1)), weights
 
     def keys_and_values(self, states: Tensor) -> tuple[Tensor, Tensor]:  # (B, S, D) -> (B, H/groups, S, d_k and d_v)
         key = self.k_norm(self.k_proj(states).unflatten(-1, (-1, self.head_dim))).transpose(1, 2)

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
-from transformers import LlamaConfig, LlamaModel
+from transformers import AttentionInterface, LlamaConfig, LlamaModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import create_causal_mask
 
 from hf_scratch_transformer import (
@@ -307,6 +308,25 @@ def test_names_of_serving_engines_pass_through():
     model = tiny.model(ScratchDecoderModel)
     ids = tiny.tokens(40, 2, 5)
     assert torch.equal(model(ids, attn_metadata=None, kv_caches=None).last_hidden_state, model(ids).last_hidden_state)
+
+
+def test_an_attention_backend_of_a_serving_engine_takes_over():
+    """Such a backend makes no masks, keeps its own cache, and returns a row for each token of the batch."""
+    seen = []
+
+    def engine(module, query, key, value, attention_mask, scaling, **kwargs):
+        seen.append((module.layer_idx, attention_mask, kwargs["attn_metadata"]))
+        output, _ = sdpa_attention_forward(module, query, key, value, None, scaling=scaling)
+        return output.flatten(0, 1).flatten(1), None
+
+    model = tiny.model(ScratchDecoderModel)
+    ids, positions = tiny.tokens(40, 1, 6), torch.arange(6)[None]
+    expected = model(ids).last_hidden_state
+    AttentionInterface.register("engine", engine)
+    model.set_attn_implementation("engine")
+    output = model(ids, position_ids=positions, use_cache=False, attn_metadata="its own")
+    assert_close(output.last_hidden_state, expected)
+    assert seen == [(0, None, "its own"), (1, None, "its own")]
 
 
 def test_positions_beyond_the_longest_meant_are_refused_for_learned_tables_only():
