@@ -103,11 +103,18 @@ def test_a_bad_recipe_ends_with_code_2_before_anything_is_written(recipe, tmp_pa
 def test_a_run_is_not_overwritten_unasked(recipe, tmp_path, capsys):
     output = tmp_path / "run"
     (output / "corpus").mkdir(parents=True)
-    (output / "recipe.yaml").write_text("objective: translation\n", encoding="utf-8")
+    (output / "metrics.jsonl").write_text("", encoding="utf-8")
     assert tiny_runs.run(recipe, output) == 2
     assert "--resume goes on, --overwrite replaces it" in capsys.readouterr().err
     assert tiny_runs.run(recipe, output, "--overwrite", "--optimisation.max_steps", "1") == 0
     assert (output / "corpus").is_dir(), "what the run did not write stays"
+
+
+def test_a_run_that_never_started_is_not_in_the_way(recipe, tmp_path):
+    output = tmp_path / "run"
+    assert tiny_runs.run(recipe, output, "--tokenizer.path", str(tmp_path / "nowhere")) == 2
+    assert (output / "recipe.yaml").exists()
+    assert tiny_runs.run(recipe, output, "--optimisation.max_steps", "1") == 0
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(recipe, tmp_path, capsys):

@@ -107,8 +107,9 @@ def open_folder(recipe: Recipe, accelerator: Accelerator) -> Path:
     folder = Path(recipe.output_dir)
     if accelerator.is_main_process:
         try:
-            if (folder / "recipe.yaml").exists() and not recipe.resume:
-                if not recipe.overwrite:
+            if not recipe.resume:
+                measured = any((folder / name).exists() for name in ("metrics.jsonl", "checkpoints", "model"))
+                if measured and not recipe.overwrite:
                     raise RecipeError(f"output_dir: {folder} holds a run; --resume goes on, --overwrite replaces it")
                 for name in CONTENTS:  # and nothing else that lies there
                     if (folder / name).is_dir():

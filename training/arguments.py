@@ -196,8 +196,12 @@ def parse(argv: Sequence[str]) -> Recipe:
     _override(tree, argv[1:], problems)
     tree.setdefault("output_dir", f"runs/{path.stem}")
     recipe = _build(Recipe, tree, "", problems)
+    misnamed = _misnamed_model_fields(tree.get("model"))
+    problems += misnamed
     if recipe is not None:
         problems += _contradictions(recipe)
+        if not misnamed:
+            problems += _impossible_model(recipe)
     if problems:
         raise RecipeError(f"{path}: {len(problems)} problem(s)\n" + "\n".join(f"  {problem}" for problem in problems))
     return recipe
@@ -366,21 +370,25 @@ def _contradictions(recipe: Recipe) -> list[str]:
     for tracker in {"tensorboard", "trackio"} & set(recipe.trackers):
         if importlib.util.find_spec(tracker) is None:
             problems.append(f"trackers: {tracker} is not installed")
-    return problems + _model_problems(recipe)
+    return problems
 
 
-def _model_problems(recipe: Recipe) -> list[str]:
-    model_type = str(recipe.model.get("model_type"))
+def _misnamed_model_fields(model: Any) -> list[str]:
+    if not isinstance(model, dict):
+        return []
+    model_type = str(model.get("model_type"))
     if model_type not in CONFIG_MAPPING:
         return [f"model.model_type: {model_type!r} is not a model type transformers knows"]
     kind = CONFIG_MAPPING[model_type]
     # Native configurations swallow misspelt keys in silence.
     known = {f.name for f in dataclasses.fields(kind)} | kind.attribute_map.keys() | {"model_type"}
-    unknown = sorted(recipe.model.keys() - known)
-    problems = [f"model.{key}: {model_type} has no such field{_closest(key, known)}" for key in unknown]
-    if not problems:
-        try:
-            recipe.model_config(vocab_size=recipe.tokenizer.vocab_size)
-        except Exception as error:  # whatever a configuration class raises is a problem of the recipe
-            problems.append(f"model: {' '.join(str(error).split())}")
-    return problems
+    unknown = sorted(model.keys() - known)
+    return [f"model.{key}: {model_type} has no such field{_closest(key, known)}" for key in unknown]
+
+
+def _impossible_model(recipe: Recipe) -> list[str]:
+    try:
+        recipe.model_config(vocab_size=recipe.tokenizer.vocab_size)
+    except Exception as error:  # whatever a configuration class raises is a problem of the recipe
+        return [f"model: {' '.join(str(error).split())}"]
+    return []
