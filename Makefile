@@ -26,7 +26,7 @@ test: $(READY)  ## the default tests: no GPU, no network
 	$(PYTEST) --numprocesses logical --maxprocesses 8
 
 test-slow: $(READY)  ## the tests that take minutes
-	$(PYTEST) -m "slow and not data"
+	$(PYTEST) -m slow
 
 test-window: $(READY)  ## the default tests on older versions of transformers, those that serving engines pin
 	for version in $(WINDOW); do \
