@@ -380,7 +380,8 @@ class ScratchForSequenceClassification(ScratchClassifier):
     _auto_class = "AutoModelForSequenceClassification"
     output_type = SequenceClassifierOutput
 
-    def label_shape(self, inputs: Tensor, labels: Tensor) -> tuple[int, ...]:
+    def settle_problem_type(self, labels: Tensor) -> None:
+        """Write down in the configuration what the labels show to be asked for, as transformers' own models do."""
         if self.config.problem_type is None:
             if self.config.num_labels == 1:
                 self.config.problem_type = "regression"
@@ -388,6 +389,9 @@ class ScratchForSequenceClassification(ScratchClassifier):
                 self.config.problem_type = "multi_label_classification"
             else:
                 self.config.problem_type = "single_label_classification"
+
+    def label_shape(self, inputs: Tensor, labels: Tensor) -> tuple[int, ...]:
+        self.settle_problem_type(labels)
         single = self.config.problem_type == "single_label_classification" or self.config.num_labels == 1
         return inputs.shape[:1] if single else (len(inputs), self.config.num_labels)
 

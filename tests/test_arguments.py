@@ -117,6 +117,15 @@ def test_a_run_that_never_started_is_not_in_the_way(recipe, tmp_path):
     assert tiny_runs.run(recipe, output, "--optimisation.max_steps", "1") == 0
 
 
+def test_a_folder_that_holds_no_run_loses_nothing(recipe, tmp_path, capsys):
+    theirs = tmp_path / "run" / "tokenizer" / "notes.txt"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("not of a run", encoding="utf-8")
+    assert tiny_runs.run(recipe, tmp_path / "run") == 2
+    assert "output_dir: " in capsys.readouterr().err
+    assert theirs.exists()
+
+
 def test_a_folder_that_cannot_be_written_is_one_line(recipe, tmp_path, capsys):
     (tmp_path / "file").write_text("", encoding="utf-8")
     assert tiny_runs.run(recipe, tmp_path / "file" / "run") == 2

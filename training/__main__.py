@@ -7,7 +7,6 @@ A run's folder (`--output_dir`) holds `recipe.yaml`, `environment.json`, `tokeni
 by SIGINT and SIGTERM (saved; `--resume` goes on).
 """
 
-import dataclasses
 import json
 import logging
 import os
@@ -20,6 +19,7 @@ from typing import Any
 
 import torch
 import transformers
+import yaml
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from transformers import PreTrainedTokenizerFast
@@ -111,11 +111,12 @@ def open_folder(recipe: Recipe, accelerator: Accelerator) -> Path:
                 measured = any((folder / name).exists() for name in ("metrics.jsonl", "checkpoints", "model"))
                 if measured and not recipe.overwrite:
                     raise RecipeError(f"output_dir: {folder} holds a run; --resume goes on, --overwrite replaces it")
-                for name in CONTENTS:  # and nothing else that lies there
-                    if (folder / name).is_dir():
-                        shutil.rmtree(folder / name)
-                    else:
-                        (folder / name).unlink(missing_ok=True)
+                if recipe.overwrite or (folder / "recipe.yaml").exists():  # or a run that never started
+                    for name in CONTENTS:  # and nothing else that lies there
+                        if (folder / name).is_dir():
+                            shutil.rmtree(folder / name)
+                        else:
+                            (folder / name).unlink(missing_ok=True)
             folder.mkdir(parents=True, exist_ok=True)
             checkpoints.write_text(folder / "recipe.yaml", dump(recipe))
             about = environment(accelerator.device, accelerator.num_processes)
@@ -133,7 +134,7 @@ def open_tokenizer(recipe: Recipe, folder: Path, accelerator: Accelerator) -> Pr
         data.make_tokenizer(recipe).save_pretrained(temporary)
         os.replace(temporary, folder / "tokenizer")
     accelerator.wait_for_everyone()
-    return data.read_tokenizer(folder / "tokenizer")
+    return data.read_tokenizer(folder / "tokenizer", "output_dir")
 
 
 def prepare(recipe: Recipe, accelerator: Accelerator, objective: Objective, folder: Path, started: float) -> loop.Run:
@@ -256,7 +257,7 @@ def records(run: loop.Run) -> hub.RunRecords:
         data={"training rows": run.rows, "target tokens predicted in training": run.state.targets}
         | ({"validation rows translated, greedily": evaluated} if recipe.objective == "translation" else {}),
         languages=recipe.data.languages,
-        recipe=dataclasses.asdict(recipe),
+        recipe=yaml.safe_load(dump(recipe)),
         environment=about,
         metrics=lines,
         results={

@@ -189,10 +189,7 @@ def make_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
     """The tokenizer of the recipe: loaded when it names one, else trained on the training split."""
     spec = recipe.tokenizer
     if spec.path is not None:
-        try:
-            return read_tokenizer(spec.path)
-        except (OSError, ValueError) as error:
-            raise RecipeError(f"tokenizer.path: {spec.path!r}: {' '.join(str(error).split())[:300]}") from error
+        return read_tokenizer(spec.path, "tokenizer.path")
     columns = tuple(recipe.data.columns)
     chunks = clean(read(recipe.data, "train"), columns, Counter(), recipe.objective != "translation")
     texts = (text for chunk in chunks for column in columns for text in chunk[column])
@@ -209,11 +206,15 @@ def make_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
         raise RecipeError(f"tokenizer: {error}") from error
 
 
-def read_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
-    """A saved tokenizer. Raises OSError or ValueError when there is none, or a slow one."""
-    tokenizer = AutoTokenizer.from_pretrained(path)
+def read_tokenizer(path: str | Path, field: str) -> PreTrainedTokenizerFast:
+    """A saved tokenizer. Raises RecipeError, naming the field that led there, when there is none, or a slow one."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise RecipeError(f"{field}: {str(path)!r}: {' '.join(str(error).split())[:300]}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        raise ValueError(f"{type(tokenizer).__name__} is not a tokenizer of the `tokenizers` library")
+        name = type(tokenizer).__name__
+        raise RecipeError(f"{field}: {str(path)!r}: {name} is not a tokenizer of the `tokenizers` library")
     return tokenizer
 
 
