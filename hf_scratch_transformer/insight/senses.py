@@ -1,0 +1,260 @@
+"""How well a model tells the senses of a word apart: one vector a sense, and the nearest one wins.
+
+The measure of Loureiro et al. (2021), "Analysis and Evaluation of Language Models for Word Sense Disambiguation": a
+sense's vector is the mean of the word's contextual vectors over the training sentences of that sense, a test sentence
+takes the sense whose vector is nearest by cosine, and the score of a word is the macro-averaged F1 of its senses. As
+there, a contextual vector is the sum of the last four layers, averaged over the pieces that the word is split into.
+"""
+
+import argparse
+import csv
+import json
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Column, Table
+from torch import Tensor
+from tqdm import tqdm
+from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+LAST_LAYERS = 4
+FIGURES = ("accuracy", "macro_f1", "most_frequent")
+COLUMNS = ("word", "split", "sense", "position", "sentence")
+
+
+@dataclass(frozen=True)
+class Occurrence:
+    """A word in a sentence: `words[position]`."""
+
+    words: tuple[str, ...]
+    position: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.position < len(self.words):
+            raise ValueError(
+                f"position={self.position} is not a word of a sentence of {len(self.words)}: {' '.join(self.words)!r}"
+            )
+
+
+@dataclass
+class Examples:
+    """The sentences of one word, and the sense that it has in each."""
+
+    train: list[tuple[Occurrence, str]]
+    test: list[tuple[Occurrence, str]]
+
+
+@dataclass(frozen=True)
+class Score:
+    """Of one word: sentences and senses, and, in percent, how often the nearest sense is the right one."""
+
+    senses: int
+    train: int
+    test: int
+    accuracy: float
+    macro_f1: float
+    most_frequent: float  # accuracy of always answering the sense most frequent in training
+
+
+def read(path: str | Path) -> dict[str, Examples]:
+    """Labelled sentences: a folder in the format of CoarseWSD-20, or a tab-separated file.
+
+    The folder holds `train.data.txt`, `train.gold.txt`, `test.data.txt`, `test.gold.txt` and `classes_map.txt`, or one
+    such folder for each word. The file's first line names its columns: word, split (train or test), sense, position
+    (of the word in the sentence, from 0; may be empty where the word stands in it exactly once), sentence.
+
+    Raises:
+        ValueError: naming file and line, when one of them is not so.
+    """
+    path = Path(path)
+    if path.is_file():
+        return _read_table(path)
+    folders = [path] if (path / "train.data.txt").exists() else sorted(p.parent for p in path.glob("*/train.data.txt"))
+    if not folders:
+        raise ValueError(f"{path} is no tab-separated file, nor a folder with train.data.txt in it or one level deeper")
+    return {folder.name: Examples(*(_read_folder(folder, split) for split in ("train", "test"))) for folder in folders}
+
+
+def _read_folder(folder: Path, split: str) -> list[tuple[Occurrence, str]]:
+    names = json.loads((folder / "classes_map.txt").read_text(encoding="utf-8"))
+    lines = (folder / f"{split}.data.txt").read_text(encoding="utf-8").splitlines()
+    gold = (folder / f"{split}.gold.txt").read_text(encoding="utf-8").split()
+    if len(lines) != len(gold):
+        raise ValueError(
+            f"{folder}: {len(lines)} sentences in {split}.data.txt, {len(gold)} senses in {split}.gold.txt"
+        )
+    examples = []
+    for number, (line, sense) in enumerate(zip(lines, gold, strict=True), 1):
+        position, _, sentence = line.partition("\t")
+        place = f"{folder / split}.data.txt, line {number}"
+        examples.append(_example(place, names.get(sense, sense), position, sentence))
+    return examples
+
+
+def _read_table(path: Path) -> dict[str, Examples]:
+    words: dict[str, Examples] = {}
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+        if missing := set(COLUMNS) - set(rows.fieldnames or ()):
+            raise ValueError(
+                f"{path}: no column {', '.join(sorted(missing))}; the first line must name {', '.join(COLUMNS)}"
+            )
+        for row in rows:
+            place = f"{path}, line {rows.line_num}"
+            if row["split"] not in ("train", "test"):
+                raise ValueError(f"{place}: split={row['split']!r} must be train or test")
+            examples = words.setdefault(row["word"], Examples([], []))
+            position = row["position"] or _only_position(place, row["word"], row["sentence"] or "")
+            getattr(examples, row["split"]).append(_example(place, row["sense"], position, row["sentence"] or ""))
+    return words
+
+
+def _only_position(place: str, word: str, sentence: str) -> str:
+    places = [index for index, other in enumerate(sentence.split()) if other.lower() == word.lower()]
+    if len(places) != 1:
+        raise ValueError(f"{place}: {word!r} stands {len(places)} times in {sentence!r}; give its position")
+    return str(places[0])
+
+
+def _example(place: str, sense: str, position: str, sentence: str) -> tuple[Occurrence, str]:
+    try:
+        return Occurrence(tuple(sentence.split()), int(position)), sense
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from None
+
+
+@torch.inference_mode()
+def contextual_vectors(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    occurrences: Sequence[Occurrence],
+    last_layers: int = LAST_LAYERS,
+    batch_size: int = 64,
+) -> Tensor:
+    """The vector of each word in its sentence, (occurrences, D) in single precision on the CPU.
+
+    Args:
+        model: an encoder or a decoder without head; a long sentence is cut, around the word, to what it can take.
+        last_layers: how many layers are summed; all of them where the model has fewer.
+        batch_size: sentences at a time. Those of like length go together.
+    """
+    limit = min(tokenizer.model_max_length, getattr(model.config, "max_position_embeddings", None) or sys.maxsize)
+    near = [cut(tokenizer, occurrence, limit) for occurrence in occurrences]
+    order = sorted(range(len(near)), key=lambda index: len(near[index].words))
+    vectors: list[Tensor] = [torch.empty(0)] * len(near)
+    for start in tqdm(range(0, len(near), batch_size), unit="batch", leave=False, disable=len(near) <= batch_size):
+        chosen = order[start : start + batch_size]
+        inputs = tokenizer(
+            [list(near[index].words) for index in chosen], is_split_into_words=True, padding=True, return_tensors="pt"
+        )
+        outputs = model(
+            input_ids=inputs["input_ids"].to(model.device),
+            attention_mask=inputs["attention_mask"].to(model.device),
+            output_hidden_states=True,
+        )
+        layers = outputs.hidden_states[1:][-last_layers:]  # the first is the embedding
+        states = torch.stack([layer.float() for layer in layers]).sum(0).cpu()  # (B, T, D)
+        for row, index in enumerate(chosen):
+            pieces = [place for place, word in enumerate(inputs.word_ids(row)) if word == near[index].position]
+            vectors[index] = states[row, pieces].mean(0)
+    return torch.stack(vectors)
+
+
+def cut(tokenizer: PreTrainedTokenizerBase, occurrence: Occurrence, limit: int) -> Occurrence:
+    """The words around the one in question, as many on either side, that fit into `limit` tokens, with specials."""
+    encoded = tokenizer(list(occurrence.words), is_split_into_words=True, add_special_tokens=False, verbose=False)
+    sizes = Counter(encoded.word_ids())
+    if not sizes[occurrence.position]:
+        raise ValueError(f"the tokenizer leaves nothing of {occurrence.words[occurrence.position]!r}")
+    first = last = occurrence.position
+    room = limit - tokenizer.num_special_tokens_to_add() - sizes[occurrence.position]
+    if room < 0:
+        word = occurrence.words[occurrence.position]
+        raise ValueError(f"{word!r} is {sizes[occurrence.position]} pieces long; the model takes {limit} tokens")
+    growing = True
+    while growing:
+        growing = False
+        if first > 0 and sizes[first - 1] <= room:
+            first, room, growing = first - 1, room - sizes[first - 1], True
+        if last + 1 < len(occurrence.words) and sizes[last + 1] <= room:
+            last, room, growing = last + 1, room - sizes[last + 1], True
+    return Occurrence(occurrence.words[first : last + 1], occurrence.position - first)
+
+
+def score(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: Examples, **options: Any) -> Score:
+    """Sense vectors from the training sentences of one word, tried on its test sentences.
+
+    Args:
+        options: as `contextual_vectors`.
+    """
+    if not examples.train or not examples.test:
+        raise ValueError(f"{len(examples.train)} training and {len(examples.test)} test sentences: both are needed")
+    train, test = (
+        contextual_vectors(model, tokenizer, [occurrence for occurrence, _ in part], **options)
+        for part in (examples.train, examples.test)
+    )
+    answers, gold = [sense for _, sense in examples.train], [sense for _, sense in examples.test]
+    senses = sorted(set(answers))
+    means = torch.stack([train[[answer == sense for answer in answers]].mean(0) for sense in senses])
+    nearest = torch.cosine_similarity(test[:, None], means[None], dim=-1).argmax(-1)
+    predicted = [senses[index] for index in nearest.tolist()]
+    frequent = Counter(answers).most_common(1)[0][0]
+    return Score(
+        senses=len(senses),
+        train=len(train),
+        test=len(test),
+        accuracy=100 * sum(map(str.__eq__, predicted, gold)) / len(gold),
+        macro_f1=100 * macro_f1(predicted, gold),
+        most_frequent=100 * gold.count(frequent) / len(gold),
+    )
+
+
+def macro_f1(predicted: Sequence[str], gold: Sequence[str]) -> float:
+    """The mean, over all classes that occur, of the harmonic mean of precision and recall."""
+    guessed, wanted = Counter(predicted), Counter(gold)
+    right = Counter(one for one, other in zip(predicted, gold, strict=True) if one == other)
+    classes = guessed.keys() | wanted.keys()
+    return sum(2 * right[name] / (guessed[name] + wanted[name]) for name in classes) / len(classes)
+
+
+def add_commands(subparsers: Any) -> None:
+    """`scratch-transformer senses`."""
+    parser = subparsers.add_parser("senses", help="how well a model tells the senses of a word apart")
+    parser.add_argument("model", help="folder or Hub id of an encoder or a decoder with its tokenizer")
+    parser.add_argument("data", help="folder in the format of CoarseWSD-20, or a tab-separated file")
+    parser.add_argument("--last-layers", type=int, default=LAST_LAYERS, help="how many layers are summed")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    if arguments.last_layers < 1:
+        raise ValueError(f"--last-layers {arguments.last_layers} must be at least 1")
+    words = read(arguments.data)
+    tokenizer = AutoTokenizer.from_pretrained(arguments.model)
+    model = AutoModel.from_pretrained(arguments.model).to(arguments.device).eval()
+    scores = {}
+    for word, examples in tqdm(words.items(), unit="word", disable=arguments.json):
+        try:
+            scores[word] = score(model, tokenizer, examples, last_layers=arguments.last_layers)
+        except ValueError as error:
+            raise ValueError(f"{arguments.data}, {word}: {error}") from error
+    mean = {name: statistics.mean(getattr(one, name) for one in scores.values()) for name in FIGURES}
+    if arguments.json:
+        print(json.dumps({"words": {word: asdict(one) for word, one in scores.items()}, "mean": mean}, indent=1))
+        return
+    table = Table("word", *(Column(name.replace("_", " "), justify="right") for name in Score.__annotations__))
+    for word, one in scores.items():
+        counts = [str(getattr(one, name)) for name in ("senses", "train", "test")]
+        table.add_row(word, *counts, *(f"{getattr(one, name):.1f}" for name in FIGURES))
+    table.add_section()
+    table.add_row("mean", "", "", "", *(f"{value:.1f}" for value in mean.values()))
+    Console().print(table)

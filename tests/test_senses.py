@@ -1,0 +1,186 @@
+"""Senses: what is read, the vectors, the score, the command."""
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from hf_scratch_transformer import ScratchDecoderModel, ScratchEncoderModel
+from hf_scratch_transformer.insight import senses
+from hf_scratch_transformer.insight.senses import Examples, Occurrence
+from hf_scratch_transformer.tokenization import config_fields, train_tokenizer
+from tests import tiny
+
+SENTENCES = {
+    "shore": ["we sat on the bank of the river", "a fisherman slept on the grassy bank", "the bank was wet and muddy"],
+    "money": ["she asked the bank for a loan", "the bank closed our account today", "he robbed a bank in the city"],
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    lines = [sentence for some in SENTENCES.values() for sentence in some]
+    return train_tokenizer(lines, family="encoder", vocab_size=90, min_frequency=1)
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer: PreTrainedTokenizerFast) -> ScratchEncoderModel:
+    return tiny.model(ScratchEncoderModel, num_hidden_layers=5, **config_fields(tokenizer, "encoder"))
+
+
+def occurrence(sentence: str, word: str = "bank") -> Occurrence:
+    words = tuple(sentence.split())
+    return Occurrence(words, words.index(word))
+
+
+def examples() -> Examples:
+    labelled = [(occurrence(text), sense) for sense, some in SENTENCES.items() for text in some]
+    return Examples(train=labelled, test=labelled[::-1])
+
+
+def alone(
+    model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, words: tuple[str, ...], position: int
+) -> torch.Tensor:
+    """The convention, written out for one sentence: last four layers summed, pieces of the word averaged."""
+    inputs = tokenizer(list(words), is_split_into_words=True, return_tensors="pt")
+    with torch.no_grad():
+        layers = model(**inputs, output_hidden_states=True).hidden_states[1:][-4:]
+    pieces = [index for index, word in enumerate(inputs.word_ids()) if word == position]
+    return torch.stack([layer[0, index] for layer in layers for index in pieces]).sum(0) / len(pieces)
+
+
+def test_vectors_are_those_of_each_sentence_alone(model, tokenizer) -> None:
+    some = [occurrence(text) for texts in SENTENCES.values() for text in texts] + [
+        occurrence("a fisherman", "fisherman")
+    ]
+    assert len(tokenizer.tokenize("fisherman")) > 1
+    vectors = senses.contextual_vectors(model, tokenizer, some, batch_size=3)
+    for vector, one in zip(vectors, some, strict=True):
+        torch.testing.assert_close(vector, alone(model, tokenizer, one.words, one.position), atol=1e-5, rtol=1e-5)
+
+
+def test_a_long_sentence_is_cut_around_the_word(model, tokenizer) -> None:
+    words = ("a",) * 40 + ("bank",) + ("on",) * 40
+    vector = senses.contextual_vectors(model, tokenizer, [Occurrence(words, 40)])[0]
+    limit = model.config.max_position_embeddings - tokenizer.num_special_tokens_to_add()
+    pieces = len(tokenizer.tokenize("a"))
+    assert pieces == len(tokenizer.tokenize("on"))
+    sides, left = divmod(limit - len(tokenizer.tokenize("bank")), 2 * pieces)
+    before = sides + (left >= pieces)
+    torch.testing.assert_close(
+        vector, alone(model, tokenizer, words[40 - before : 41 + sides], before), atol=1e-5, rtol=1e-5
+    )
+
+
+def test_a_word_alone_is_too_long(model, tokenizer) -> None:
+    with pytest.raises(ValueError, match="pieces long; the model takes 32 tokens"):
+        senses.contextual_vectors(model, tokenizer, [Occurrence(("sat" * 32,), 0)])
+
+
+def test_decoders_have_vectors_too(tokenizer) -> None:
+    decoder = tiny.model(ScratchDecoderModel, **config_fields(tokenizer, "encoder"))
+    some = [one for one, _ in examples().train]
+    for vector, one in zip(senses.contextual_vectors(decoder, tokenizer, some), some, strict=True):
+        torch.testing.assert_close(vector, alone(decoder, tokenizer, one.words, one.position), atol=1e-5, rtol=1e-5)
+
+
+def test_a_sentence_seen_in_training_is_known_again(model, tokenizer) -> None:
+    one_each = [(occurrence(some[0]), sense) for sense, some in SENTENCES.items()]
+    found = senses.score(model, tokenizer, Examples(one_each, one_each * 3))
+    assert (found.accuracy, found.macro_f1) == (100, 100)
+    assert (found.senses, found.train, found.test, found.most_frequent) == (2, 2, 6, 50)
+
+
+def test_senses_swapped_between_training_and_test_are_all_wrong(model, tokenizer) -> None:
+    (shore, a), (money, b) = [(occurrence(some[0]), sense) for sense, some in SENTENCES.items()]
+    found = senses.score(model, tokenizer, Examples([(shore, a), (money, b)], [(shore, b), (money, a)]))
+    assert (found.accuracy, found.macro_f1) == (0, 0)
+
+
+def test_macro_f1_by_hand() -> None:
+    # a: precision 2/3, recall 2/2; b: 1/1, 1/2; c: never guessed.
+    assert senses.macro_f1("aaab", "aabb") == pytest.approx((2 * (2 / 3) / (2 / 3 + 1) + 2 * 0.5 / 1.5) / 2)
+    assert senses.macro_f1("aab", "abc") == pytest.approx((2 * 0.5 * 1 / 1.5 + 0 + 0) / 3)
+
+
+def coarse_wsd(folder: Path) -> Path:
+    """The examples in the format of CoarseWSD-20."""
+    folder.mkdir(parents=True)
+    names = list(SENTENCES)
+    (folder / "classes_map.txt").write_text(json.dumps({str(i): name for i, name in enumerate(names)}))
+    for split in ("train", "test"):
+        some = getattr(examples(), split)
+        lines = [f"{one.position}\t{' '.join(one.words)}\n" for one, _ in some]
+        (folder / f"{split}.data.txt").write_text("".join(lines))
+        (folder / f"{split}.gold.txt").write_text("".join(f"{names.index(sense)}\n" for _, sense in some))
+    return folder
+
+
+def table(path: Path, rows: list[str] | None = None) -> Path:
+    lines = [
+        f"bank\t{split}\t{sense}\t\t{' '.join(one.words)}"
+        for split in ("train", "test")
+        for one, sense in getattr(examples(), split)
+    ]
+    path.write_text("\n".join(["word\tsplit\tsense\tposition\tsentence", *(lines if rows is None else rows)]) + "\n")
+    return path
+
+
+def test_both_formats_read_the_same(tmp_path: Path) -> None:
+    folder = coarse_wsd(tmp_path / "all" / "bank")
+    expected = {"bank": examples()}
+    assert senses.read(folder) == senses.read(folder.parent) == senses.read(table(tmp_path / "a.tsv")) == expected
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("bank\tvalid\ta\t0\tbank", "line 2: split='valid' must be train or test"),
+        ("bank\ttrain\ta\t5\tthe bank", "line 2: position=5 is not a word of a sentence of 2"),
+        ("bank\ttrain\ta\tx\tthe bank", "line 2: .*'x'"),
+        ("bank\ttrain\ta\t\tthe bench", "line 2: 'bank' stands 0 times in 'the bench'"),
+        ("bank\ttrain\ta\t\tbank to bank", "line 2: 'bank' stands 2 times"),
+        ("bank\ttrain", "line 2: 'bank' stands 0 times in ''"),
+    ],
+)
+def test_rows_that_cannot_be_read_are_named(tmp_path: Path, row: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        senses.read(table(tmp_path / "a.tsv", [row]))
+
+
+def test_data_that_is_none_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is no tab-separated file, nor a folder"):
+        senses.read(tmp_path / "nowhere")
+    (tmp_path / "a.tsv").write_text("word\tsense\n")
+    with pytest.raises(ValueError, match="no column position, sentence, split"):
+        senses.read(tmp_path / "a.tsv")
+    folder = coarse_wsd(tmp_path / "bank")
+    (folder / "test.gold.txt").write_text("0\n")
+    with pytest.raises(ValueError, match="6 sentences in test.data.txt, 1 senses in test.gold.txt"):
+        senses.read(folder)
+
+
+def test_the_command(model, tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    data = table(tmp_path / "a.tsv")
+    parser = argparse.ArgumentParser()
+    senses.add_commands(parser.add_subparsers())
+
+    def run(*words: str) -> str:
+        arguments = parser.parse_args(["senses", str(tmp_path / "model"), *words])
+        arguments.run(arguments)
+        return capsys.readouterr().out
+
+    expected = senses.score(model, tokenizer, examples(), last_layers=2)
+    printed = json.loads(run(str(data), "--last-layers", "2", "--json"))
+    assert printed["words"]["bank"] == vars(expected)
+    assert printed["mean"]["macro_f1"] == expected.macro_f1
+    assert f"{expected.macro_f1:.1f}" in run(str(data), "--last-layers", "2")
+    with pytest.raises(ValueError, match="--last-layers 0"):
+        run(str(data), "--last-layers", "0")
+    with pytest.raises(ValueError, match=r"a.tsv, bank: 1 training and 0 test sentences"):
+        run(str(table(data, ["bank\ttrain\ta\t1\tthe bank"])))
