@@ -16,8 +16,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 # What each field with a closed set of values accepts.
 CHOICES = {
-    "hidden_act": ("relu", "gelu", "swiglu"),
-    "position_embedding_type": ("sinusoidal", "learned", "rotary", "none"),
+    "hidden_act": ("relu", "gelu", "gelu_new", "silu", "swiglu"),
+    "position_embedding_type": ("sinusoidal", "sinusoidal_halves", "learned", "rotary", "none"),
     "norm_type": ("layer_norm", "rms_norm"),
     "norm_position": ("pre", "post"),
     "initialization": ("xavier_uniform", "normal", "normal_zero_output"),
@@ -89,10 +89,13 @@ class ScratchConfig(PreTrainedConfig):
             attention (Ainslie et al., 2023). Default: `num_attention_heads`.
         head_dim: width of queries and keys per head (d_k). Default: `hidden_size / num_attention_heads`.
         value_head_dim: width of values per head (d_v). Default: `head_dim`.
-        hidden_act: `"relu"`, `"gelu"`, or `"swiglu"` for the gated unit of Shazeer (2020).
-        position_embedding_type: `"sinusoidal"` (the paper's table, any length), `"learned"` (BERT, GPT-2; at most
-            `max_position_embeddings`), `"rotary"` (Su et al., 2021; any length) or `"none"`.
+        hidden_act: `"relu"`, `"gelu"`, `"gelu_new"` (its approximation by tanh, as GPT-2), `"silu"` (swish, as Marian),
+            or `"swiglu"` for the gated unit of Shazeer (2020).
+        position_embedding_type: `"sinusoidal"` (the paper's table, any length), `"sinusoidal_halves"` (the same with
+            all sines before all cosines, as Marian), `"learned"` (BERT, GPT-2; at most `max_position_embeddings`),
+            `"rotary"` (Su et al., 2021; any length) or `"none"`.
         max_position_embeddings: longest sequence the model is meant for; a hard limit only for learned positions.
+        position_offset: rows of the learned table before that of the first position (BART and RoBERTa have 2).
         rope_parameters: `{"rope_theta": 10000.0, "rope_type": "default"}`; for rotary positions only. The other types
             of transformers stretch the context of a trained model.
         norm_type: `"layer_norm"` or `"rms_norm"` (Zhang & Sennrich, 2019).
@@ -101,8 +104,12 @@ class ScratchConfig(PreTrainedConfig):
         layer_norm_eps: epsilon of every norm.
         use_qk_norm: RMSNorm over each head's queries and keys before the product (Henry et al., 2020; as Qwen3).
         scale_embedding: multiply token embeddings by sqrt(hidden_size), as in the paper.
+        embedding_norm: one more norm, over the sum of the embeddings (BERT, BART).
         attention_bias: biases in the four projections of attention.
+        attention_output_bias: that of the last projection, where it differs (Qwen2). Default: `attention_bias`.
         mlp_bias: biases in the feed-forward layer.
+        lm_head_bias: a bias for each token of the vocabulary (BERT, Marian).
+        classifier_bias: biases in the classification heads; Llama's of whole sequences has none.
         tie_word_embeddings: the language-model head is the token table of its own side.
         initialization: `"xavier_uniform"` (Glorot & Bengio, 2010) for every matrix, `"normal"` with standard deviation
             `initializer_range`, or `"normal_zero_output"`: the same, but each sub-layer's last matrix starts at zero,
@@ -138,14 +145,19 @@ class ScratchConfig(PreTrainedConfig):
     hidden_act: str = "gelu"
     position_embedding_type: str = "rotary"
     max_position_embeddings: int = 512
+    position_offset: int = 0
     rope_parameters: dict | None = None
     norm_type: str = "rms_norm"
     norm_position: str = "pre"
     layer_norm_eps: float = 1e-6
     use_qk_norm: bool = False
     scale_embedding: bool = False
+    embedding_norm: bool = False
     attention_bias: bool = False
+    attention_output_bias: bool | None = None
     mlp_bias: bool = False
+    lm_head_bias: bool = False
+    classifier_bias: bool = True
     tie_word_embeddings: bool = True
     initialization: str = "normal"
     initializer_range: float = 0.02
@@ -207,6 +219,13 @@ class ScratchConfig(PreTrainedConfig):
         ]
         sizes = {name: getattr(self, name) for name in SIZES if getattr(self, name, None) is not None}
         wrong += [f"{name}={size} must be at least 1" for name, size in sizes.items() if size < 1]
+        if self.position_offset < 0:
+            wrong.append(f"position_offset={self.position_offset} must be at least 0")
+        if self.position_offset and self.position_embedding_type != "learned":
+            wrong.append(
+                f"position_offset={self.position_offset} needs position_embedding_type='learned', "
+                f"got {self.position_embedding_type!r}"
+            )
         rates = {name: getattr(self, name) for name in PROBABILITIES if getattr(self, name) is not None}
         wrong += [f"{name}={rate} must be at least 0 and below 1" for name, rate in rates.items() if not 0 <= rate < 1]
         wrong += [
@@ -258,7 +277,16 @@ def _tensor_parallel_plan(*stacks: str) -> dict[str, str]:
 
 @strict
 class ScratchEncoderConfig(ScratchConfig):
-    """A bidirectional encoder, as BERT and DistilBERT are. `num_hidden_layers` is its depth (N)."""
+    """A bidirectional encoder, as BERT and DistilBERT are. `num_hidden_layers` is its depth (N).
+
+    Args:
+        type_vocab_size: kinds of token that `token_type_ids` tell apart, such as BERT's first and second sentence; 0
+            for none, in which case those ids are ignored.
+        pooler_act: one vector for a whole text, from a dense layer and this activation over the state of its first
+            token: `"tanh"` (BERT) or `"relu"` (DistilBERT's classifier). The backbone returns it as `pooler_output`,
+            and whole texts and choices are classified by it. `None`: no such layer.
+        lm_head_transform: a dense layer, `hidden_act` and a norm before the masked-LM head (BERT).
+    """
 
     model_type = "scratch_encoder"
     base_model_tp_plan = _tensor_parallel_plan("")
@@ -274,6 +302,17 @@ class ScratchEncoderConfig(ScratchConfig):
     )
 
     num_hidden_layers: int = 6
+    type_vocab_size: int = 0
+    pooler_act: str | None = None
+    lm_head_transform: bool = False
+
+    def _complaints(self) -> list[str]:
+        wrong = super()._complaints()
+        if self.type_vocab_size < 0:
+            wrong.append(f"type_vocab_size={self.type_vocab_size} must be at least 0")
+        if self.pooler_act not in (None, "tanh", "relu"):
+            wrong.append(f"pooler_act={self.pooler_act!r} must be one of None, 'tanh', 'relu'")
+        return wrong
 
 
 @strict

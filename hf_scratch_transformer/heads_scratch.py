@@ -4,6 +4,7 @@ Shapes: B batch, T length, S source length, D width, V vocabulary, L labels.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Unpack
 
 import torch
@@ -27,13 +28,16 @@ from transformers.utils import can_return_tuple
 from transformers.utils.generic import TransformersKwargs
 
 from .configuration_scratch import ScratchConfig, ScratchDecoderConfig, ScratchEncoderConfig, ScratchSeq2SeqConfig
+from .layers_scratch import FEED_FORWARDS, linear_cross_entropy
 from .modeling_scratch import (
     ScratchDecoderModel,
     ScratchEncoderModel,
     ScratchPreTrainedModel,
     ScratchSeq2SeqModel,
     ScratchStack,
+    first_token,
     is_padding_mask,
+    make_norm,
 )
 
 
@@ -45,11 +49,17 @@ class ScratchLanguageModel(ScratchPreTrainedModel):
     _fsdp_plan = {"lm_head": "keep_full_weight"}
     _tied_weights_keys = {"lm_head.weight": "model.embeddings.word_embeddings.weight"}
 
-    def __init__(self, config: ScratchConfig, backbone: ScratchPreTrainedModel, vocab_size: int):
+    def __init__(
+        self, config: ScratchConfig, backbone: ScratchPreTrainedModel, vocab_size: int, has_transform: bool = False
+    ):
         super().__init__(config)
         self.model = backbone
-        self.lm_head = nn.Linear(config.hidden_size, vocab_size, bias=False)
+        self.lm_transform = ScratchTransform(config) if has_transform else nn.Identity()
+        self.lm_head = nn.Linear(config.hidden_size, vocab_size, bias=config.lm_head_bias)
         self.post_init()
+
+    def logits(self, hidden_states: Tensor) -> Tensor:  # (..., D) -> (..., V)
+        return self.lm_head(self.lm_transform(hidden_states))
 
     def logits_and_loss(
         self,
@@ -63,17 +73,15 @@ class ScratchLanguageModel(ScratchPreTrainedModel):
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         hidden_states = hidden_states[:, kept]
         if targets is None:
-            return self.lm_head(hidden_states), None
+            return self.logits(hidden_states), None
         targets = targets[:, kept]
         if num_items_in_batch is None:
             num_items_in_batch = (targets != -100).sum().clamp(min=1)  # a batch without a target has loss 0, not NaN
         if loss_only:
             # Padding and unmasked tokens have no loss: they never reach the widest matrix of the model.
             real = targets != -100
-            return None, token_loss(
-                self.lm_head(hidden_states[real]), targets[real], num_items_in_batch, label_smoothing
-            )
-        logits = self.lm_head(hidden_states)
+            return None, self.total_loss(hidden_states[real], targets[real], label_smoothing) / num_items_in_batch
+        logits = self.logits(hidden_states)
         if label_smoothing:
             return logits, token_loss(logits, targets, num_items_in_batch, label_smoothing)
         loss = self.loss_function(
@@ -84,6 +92,29 @@ class ScratchLanguageModel(ScratchPreTrainedModel):
             num_items_in_batch=num_items_in_batch,
         )
         return logits, loss
+
+    def total_loss(self, hidden_states: Tensor, targets: Tensor, label_smoothing: float) -> Tensor:
+        """(N, D), (N,) -> the sum of all losses, without keeping logits."""
+        head, hidden_states = self.lm_head, self.lm_transform(hidden_states)
+        # A head that somebody has adapted, quantised or spread over devices does more than multiply by its weight.
+        if type(head) is nn.Linear and not (
+            head._forward_pre_hooks or head._forward_hooks or hasattr(head, "_hf_hook")
+        ):
+            return linear_cross_entropy(hidden_states, head.weight, head.bias, targets, label_smoothing)
+        return token_loss(head(hidden_states), targets, 1, label_smoothing)
+
+
+class ScratchTransform(nn.Module):
+    """BERT's last step before the vocabulary: a dense layer, the activation of the feed-forward layers, a norm."""
+
+    def __init__(self, config: ScratchConfig):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.activation = FEED_FORWARDS[config.hidden_act][1]
+        self.norm = make_norm(config)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return self.norm(self.activation(self.dense(hidden_states)))
 
 
 def token_loss(
@@ -103,7 +134,8 @@ class ScratchEncoderForMaskedLM(ScratchLanguageModel):
     _auto_class = "AutoModelForMaskedLM"
 
     def __init__(self, config: ScratchEncoderConfig):
-        super().__init__(config, ScratchEncoderModel(config), config.vocab_size)
+        backbone = ScratchEncoderModel(config, is_pooled=False)
+        super().__init__(config, backbone, config.vocab_size, config.lm_head_transform)
 
     @can_return_tuple
     def forward(
@@ -314,7 +346,8 @@ class ScratchClassifier(ScratchPreTrainedModel):
         super().__init__(config)
         self.model = self.backbone(config)
         self.dropout = nn.Dropout(config.dropout if config.classifier_dropout is None else config.classifier_dropout)
-        setattr(self, self.head_name, nn.Linear(config.hidden_size, self.num_outputs or config.num_labels))
+        outputs = self.num_outputs or config.num_labels
+        setattr(self, self.head_name, nn.Linear(config.hidden_size, outputs, bias=config.classifier_bias))
         self.post_init()
 
     def head(self, vectors: Tensor) -> Tensor:  # (..., D) -> (..., L)
@@ -324,8 +357,8 @@ class ScratchClassifier(ScratchPreTrainedModel):
         """The shape of labels, given tokens (B, T) or embeddings (B, T, D)."""
         raise NotImplementedError
 
-    def select(self, hidden_states: Tensor, attention_mask: Any, input_ids: Tensor | None) -> Tensor:
-        """(B, T, D) -> the vectors to classify."""
+    def select(self, outputs: ModelOutput, attention_mask: Any, input_ids: Tensor | None) -> Tensor:
+        """The vectors to classify, of the backbone's output."""
         raise NotImplementedError
 
     def loss(self, logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
@@ -356,7 +389,7 @@ class ScratchClassifier(ScratchPreTrainedModel):
         if labels is not None and inputs is not None:
             check_labels(labels, self.label_shape(inputs, labels))
         outputs = self.encode(input_ids, attention_mask, position_ids, inputs_embeds, kwargs)
-        logits = self.head(self.select(outputs.last_hidden_state, attention_mask, input_ids))
+        logits = self.head(self.select(outputs, attention_mask, input_ids))
         loss = self.loss(logits, labels, num_items_in_batch) if labels is not None else None
         return self.output_type(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
@@ -395,14 +428,6 @@ class ScratchForSequenceClassification(ScratchClassifier):
         single = self.config.problem_type == "single_label_classification" or self.config.num_labels == 1
         return inputs.shape[:1] if single else (len(inputs), self.config.num_labels)
 
-    def select(self, hidden_states: Tensor, attention_mask: Any, input_ids: Tensor | None) -> Tensor:
-        rows = torch.arange(hidden_states.shape[0], device=hidden_states.device)
-        return hidden_states[rows, self.summary_position(hidden_states.shape[1], attention_mask, input_ids)]  # (B, D)
-
-    def summary_position(self, length: int, attention_mask: Any, input_ids: Tensor | None) -> Tensor | int:
-        """Where the vector stands that has seen the whole sequence."""
-        raise NotImplementedError
-
     def loss(self, logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
         """Mean squared error, cross-entropy, or binary cross-entropy, as `config.problem_type` says or the labels show.
 
@@ -426,8 +451,8 @@ class ScratchForTokenClassification(ScratchClassifier):
     def label_shape(self, inputs: Tensor, labels: Tensor) -> tuple[int, ...]:
         return inputs.shape[:2]
 
-    def select(self, hidden_states: Tensor, attention_mask: Any, input_ids: Tensor | None) -> Tensor:
-        return hidden_states
+    def select(self, outputs: ModelOutput, attention_mask: Any, input_ids: Tensor | None) -> Tensor:
+        return outputs.last_hidden_state  # (B, T, D)
 
 
 class ScratchForQuestionAnswering(ScratchClassifier):
@@ -485,8 +510,8 @@ class ScratchEncoderForSequenceClassification(ScratchForSequenceClassification):
     config: ScratchEncoderConfig
     backbone = ScratchEncoderModel
 
-    def summary_position(self, length: int, attention_mask: Any, input_ids: Tensor | None) -> Tensor | int:
-        return attention_mask.long().argmax(-1) if is_padding_mask(attention_mask) else 0
+    def select(self, outputs: ModelOutput, attention_mask: Any, input_ids: Tensor | None) -> Tensor:
+        return summary(outputs, attention_mask)  # (B, D)
 
 
 class ScratchDecoderForSequenceClassification(ScratchForSequenceClassification):
@@ -495,19 +520,22 @@ class ScratchDecoderForSequenceClassification(ScratchForSequenceClassification):
     config: ScratchDecoderConfig
     backbone = ScratchDecoderModel
 
-    def summary_position(self, length: int, attention_mask: Any, input_ids: Tensor | None) -> Tensor | int:
+    def select(self, outputs: ModelOutput, attention_mask: Any, input_ids: Tensor | None) -> Tensor:
+        hidden_states = outputs.last_hidden_state
+        batch, length = hidden_states.shape[:2]
         if is_padding_mask(attention_mask):
             real = attention_mask[:, -length:].bool()  # without the prefix that a cache may hold
         elif input_ids is not None and self.config.pad_token_id is not None:
             real = input_ids != self.config.pad_token_id
         else:
-            return -1
-        return (torch.arange(length, device=real.device) * real).argmax(-1)
+            return hidden_states[:, -1]
+        last = (torch.arange(length, device=real.device) * real).argmax(-1)
+        return hidden_states[torch.arange(batch, device=real.device), last]  # (B, D)
 
 
 class ScratchEncoderForTokenClassification(ScratchForTokenClassification):
     config: ScratchEncoderConfig
-    backbone = ScratchEncoderModel
+    backbone = partial(ScratchEncoderModel, is_pooled=False)
 
 
 class ScratchDecoderForTokenClassification(ScratchForTokenClassification):
@@ -517,7 +545,7 @@ class ScratchDecoderForTokenClassification(ScratchForTokenClassification):
 
 class ScratchEncoderForQuestionAnswering(ScratchForQuestionAnswering):
     config: ScratchEncoderConfig
-    backbone = ScratchEncoderModel
+    backbone = partial(ScratchEncoderModel, is_pooled=False)
 
 
 class ScratchDecoderForQuestionAnswering(ScratchForQuestionAnswering):
@@ -546,24 +574,29 @@ class ScratchEncoderForMultipleChoice(ScratchClassifier):
         inputs_embeds: Tensor | None,
         kwargs: dict[str, Any],
     ) -> BaseModelOutput:
-        inputs = (input_ids, attention_mask, position_ids, inputs_embeds)
+        inputs = (input_ids, attention_mask, position_ids, kwargs.get("token_type_ids"), inputs_embeds)
         shapes = [None if x is None else tuple(x.shape) for x in inputs]
         if any(shape is not None and len(shape) < 3 for shape in shapes):
             raise ValueError(f"inputs must have shape (batch, choices, length), got {shapes[0] or shapes[-1]}")
-        ids, mask, positions, embeds = (None if x is None else x.flatten(0, 1) for x in inputs)
-        outputs = super().encode(ids, mask, positions, embeds, kwargs)
+        ids, mask, positions, types, embeds = (None if x is None else x.flatten(0, 1) for x in inputs)
+        outputs = super().encode(ids, mask, positions, embeds, kwargs | {"token_type_ids": types})
         choices = next(shape[1] for shape in (shapes[0], shapes[-1]) if shape is not None)
-        outputs.last_hidden_state = outputs.last_hidden_state.unflatten(0, (-1, choices))  # (B, choices, T, D)
+        for name in ("last_hidden_state", "pooler_output"):
+            if outputs.get(name) is not None:
+                outputs[name] = outputs[name].unflatten(0, (-1, choices))  # (B, choices, ...)
         return outputs
 
-    def select(self, hidden_states: Tensor, attention_mask: Any, input_ids: Tensor | None) -> Tensor:
-        if attention_mask is None:
-            return hidden_states[:, :, 0]
-        first = attention_mask.long().argmax(-1)[..., None, None]  # the first real token, also behind padding
-        return hidden_states.take_along_dim(first, dim=2).squeeze(2)  # (B, choices, D)
+    def select(self, outputs: ModelOutput, attention_mask: Any, input_ids: Tensor | None) -> Tensor:
+        return summary(outputs, attention_mask)  # (B, choices, D)
 
     def head(self, vectors: Tensor) -> Tensor:  # (B, choices, D) -> (B, choices)
         return super().head(vectors).squeeze(-1)
+
+
+def summary(outputs: ModelOutput, attention_mask: Any) -> Tensor:
+    """The vector for a whole text: the pooler's if there is one, or the state of the first token."""
+    pooler_output = outputs.get("pooler_output")
+    return first_token(outputs.last_hidden_state, attention_mask) if pooler_output is None else pooler_output
 
 
 def check_labels(labels: Tensor, shape: tuple[int, ...]) -> None:

@@ -4,6 +4,7 @@ Shapes: B batch, T length of the queries, S length of the keys and values, H hea
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,17 +16,22 @@ class SinusoidalPositions(nn.Module):
     """The fixed positions of "Attention Is All You Need", section 3.5.
 
     `PE[pos, 2i] = sin(pos / 10000^(2i/D))` and `PE[pos, 2i+1] = cos(pos / 10000^(2i/D))`; an odd `D` drops the last
-    cosine. Computed when asked for: there is no table that could be too short, or be lost on the meta device.
+    cosine. `in_halves` puts all sines before all cosines, as Marian does. Computed when asked for: there is no table
+    that could be too short, or be lost on the meta device.
     """
 
-    def __init__(self, dim: int):
+    def __init__(self, dim: int, in_halves: bool = False):
         super().__init__()
-        self.dim = dim
+        self.dim, self.in_halves = dim, in_halves
 
     def forward(self, position_ids: Tensor) -> Tensor:  # (B, T) -> (B, T, D)
-        exponents = torch.arange(0, self.dim, 2, device=position_ids.device, dtype=torch.float32) / self.dim
-        angles = position_ids[..., None].float() / 10000**exponents  # (B, T, D/2)
-        return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)[..., : self.dim]
+        # At position 1000 an angle in single precision is off by 6e-5; Apple's GPUs have no other.
+        precise = torch.float32 if position_ids.device.type == "mps" else torch.float64
+        exponents = torch.arange(0, self.dim, 2, device=position_ids.device, dtype=precise) / self.dim
+        angles = position_ids[..., None].to(precise) / 10000**exponents  # (B, T, D/2)
+        waves = angles.sin().float(), angles.cos().float()
+        table = torch.cat(waves, dim=-1) if self.in_halves else torch.stack(waves, dim=-1).flatten(-2)
+        return table[..., : self.dim]
 
 
 class RotaryPositions(nn.Module):
@@ -128,8 +134,11 @@ class GatedFeedForward(FeedForward):
 FEED_FORWARDS: dict[str, tuple[type[FeedForward], Callable]] = {
     "relu": (FeedForward, F.relu),
     "gelu": (FeedForward, F.gelu),
+    "gelu_new": (FeedForward, partial(F.gelu, approximate="tanh")),
+    "silu": (FeedForward, F.silu),
     "swiglu": (GatedFeedForward, F.silu),
 }
+POOLERS: dict[str, Callable] = {"tanh": torch.tanh, "relu": F.relu}
 NORMS = {"layer_norm": nn.LayerNorm, "rms_norm": nn.RMSNorm}
 
 
@@ -144,3 +153,88 @@ def post_norm(x: Tensor, sublayer: Callable[[Tensor], Tensor], norm: nn.Module, 
 
 
 RESIDUALS = {"pre": pre_norm, "post": post_norm}
+
+
+CHUNK = 2**23  # logits at a time: enough rows to keep the hardware busy, few enough to need no memory to speak of
+
+
+def linear_cross_entropy(
+    hidden_states: Tensor,  # (N, D)
+    weight: Tensor,  # (V, D)
+    bias: Tensor | None,  # (V,)
+    targets: Tensor,  # (N,)
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """`cross_entropy(linear(hidden_states, weight, bias), targets, reduction="sum")`, in nats and at least single
+    precision, without the N × V logits ever being there at once.
+
+    As in Cut Cross-Entropy (Wijmans et al., 2025), the logits of some rows are made and used up before the next ones;
+    with them at hand, their gradients are computed too, so that the widest product of a model is not done again.
+    """
+    device = hidden_states.device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        hidden_states, weight, bias = (x if x is None else x.to(dtype) for x in (hidden_states, weight, bias))
+    return _linear_cross_entropy(hidden_states, weight, bias, targets, label_smoothing, torch.is_grad_enabled())[0]
+
+
+# To torch.compile one operation, since how often its loop runs depends on how many targets a batch has.
+@torch.library.custom_op("scratch_transformer::linear_cross_entropy", mutates_args=())
+def _linear_cross_entropy(
+    hidden_states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    label_smoothing: float,
+    with_gradients: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The loss, and its gradients by hidden states, weight and bias."""
+    vocab_size, precise = len(weight), torch.promote_types(weight.dtype, torch.float32)
+    zeros = partial(torch.zeros, dtype=precise, device=weight.device)
+    loss = zeros(())
+    gradients = torch.empty_like(hidden_states)
+    weight_gradient = zeros(weight.shape if with_gradients else 0)
+    bias_gradient = zeros(vocab_size if with_gradients and bias is not None else 0)
+    rows = max(1, CHUNK // vocab_size)
+    for states, gradient, wanted in zip(*(x.split(rows) for x in (hidden_states, gradients, targets)), strict=True):
+        wanted = wanted[:, None]
+        log_probabilities = F.log_softmax(F.linear(states, weight, bias), dim=-1, dtype=precise)
+        loss -= (1 - label_smoothing) * log_probabilities.gather(1, wanted).sum()
+        if label_smoothing:
+            loss -= label_smoothing / vocab_size * log_probabilities.sum()
+        if not with_gradients:
+            continue
+        by_logits = log_probabilities.exp_()  # less the distribution that is wanted
+        if label_smoothing:
+            by_logits -= label_smoothing / vocab_size
+        by_logits.scatter_add_(1, wanted, by_logits.new_full(wanted.shape, label_smoothing - 1))
+        if bias is not None:
+            bias_gradient += by_logits.sum(0)
+        by_logits = by_logits.to(weight.dtype)
+        torch.mm(by_logits, weight, out=gradient)
+        if weight.dtype == precise:
+            weight_gradient.addmm_(by_logits.T, states)
+        else:
+            weight_gradient += by_logits.T @ states
+    return loss, gradients, weight_gradient.to(weight.dtype), bias_gradient.to(weight.dtype)
+
+
+@_linear_cross_entropy.register_fake
+def _(hidden_states, weight, bias, targets, label_smoothing, with_gradients):  # type: ignore[no-untyped-def]
+    shape = weight.shape if with_gradients else (0,)
+    bias_shape = len(weight) if with_gradients and bias is not None else 0
+    loss = weight.new_empty((), dtype=torch.promote_types(weight.dtype, torch.float32))
+    return loss, torch.empty_like(hidden_states), weight.new_empty(shape), weight.new_empty(bias_shape)
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.has_bias = inputs[2] is not None
+    ctx.save_for_backward(*output[1:])
+
+
+def _backward(ctx: Any, grad: Tensor, *unused: Any) -> tuple[Tensor | None, ...]:
+    by_states, by_weight, by_bias = (gradient * grad.to(gradient.dtype) for gradient in ctx.saved_tensors)
+    return by_states, by_weight, by_bias if ctx.has_bias else None, None, None, None
+
+
+_linear_cross_entropy.register_autograd(_backward, setup_context=_remember)

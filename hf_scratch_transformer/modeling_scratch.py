@@ -32,6 +32,7 @@ from transformers.modeling_outputs import (
     BaseModelOutput,
     BaseModelOutputWithPast,
     BaseModelOutputWithPastAndCrossAttentions,
+    BaseModelOutputWithPooling,
     Seq2SeqModelOutput,
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -44,6 +45,7 @@ from .configuration_scratch import ScratchConfig, ScratchDecoderConfig, ScratchE
 from .layers_scratch import (
     FEED_FORWARDS,
     NORMS,
+    POOLERS,
     RESIDUALS,
     RotaryPositions,
     SinusoidalPositions,
@@ -68,10 +70,11 @@ class ScratchAttention(nn.Module):
         self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
         self.scaling = config.head_dim**-0.5
         width, heads, groups = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
+        output_bias = config.attention_bias if config.attention_output_bias is None else config.attention_output_bias
         self.q_proj = nn.Linear(width, heads * self.head_dim, bias=config.attention_bias)
         self.k_proj = nn.Linear(width, groups * self.head_dim, bias=config.attention_bias)
         self.v_proj = nn.Linear(width, groups * self.value_head_dim, bias=config.attention_bias)
-        self.o_proj = ends_sublayer(nn.Linear(heads * self.value_head_dim, width, bias=config.attention_bias))
+        self.o_proj = ends_sublayer(nn.Linear(heads * self.value_head_dim, width, bias=output_bias))
         norm = NORMS["rms_norm"] if config.use_qk_norm else nn.Identity
         self.q_norm = norm(self.head_dim, eps=config.layer_norm_eps)
         self.k_norm = norm(self.head_dim, eps=config.layer_norm_eps)
@@ -174,7 +177,8 @@ def make_norm(config: ScratchConfig) -> nn.Module:
 
 
 class ScratchEmbeddings(nn.Module):
-    """A vector for each token (section 3.4 of the paper), plus one for its position unless attention is told of it."""
+    """A vector for each token (section 3.4 of the paper), plus one for its position unless attention is told of it,
+    plus one for its type if there are types."""
 
     def __init__(self, config: ScratchConfig, vocab_size: int):
         super().__init__()
@@ -182,16 +186,43 @@ class ScratchEmbeddings(nn.Module):
         self.scale = config.hidden_size**0.5 if config.scale_embedding else 1.0
         self.position_embeddings: nn.Module | None = None
         if config.position_embedding_type == "learned":
-            self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
-        elif config.position_embedding_type == "sinusoidal":
-            self.position_embeddings = SinusoidalPositions(config.hidden_size)
+            rows = config.max_position_embeddings + config.position_offset
+            self.position_embeddings = nn.Embedding(rows, config.hidden_size)
+        elif config.position_embedding_type in ("sinusoidal", "sinusoidal_halves"):
+            in_halves = config.position_embedding_type == "sinusoidal_halves"
+            self.position_embeddings = SinusoidalPositions(config.hidden_size, in_halves)
+        self.position_offset = config.position_offset
+        types = getattr(config, "type_vocab_size", 0)  # a translator has none
+        self.token_type_embeddings = nn.Embedding(types, config.hidden_size) if types else None
+        self.norm = make_norm(config) if config.embedding_norm else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, inputs_embeds: Tensor, position_ids: Tensor) -> Tensor:  # (B, T, D), (B or 1, T) -> (B, T, D)
+    def forward(
+        self,
+        inputs_embeds: Tensor,  # (B, T, D)
+        position_ids: Tensor,  # (B or 1, T)
+        token_type_ids: Tensor | None = None,  # (B, T); default: all of type 0
+    ) -> Tensor:  # -> (B, T, D)
         embeddings = inputs_embeds if self.scale == 1.0 else inputs_embeds * self.scale
         if self.position_embeddings is not None:
-            embeddings = embeddings + self.position_embeddings(position_ids).to(embeddings.dtype)
-        return self.dropout(embeddings)
+            positions = self.position_embeddings(position_ids + self.position_offset)
+            embeddings = embeddings + positions.to(embeddings.dtype)
+        if self.token_type_embeddings is not None:
+            types = torch.zeros_like(position_ids) if token_type_ids is None else token_type_ids
+            embeddings = embeddings + self.token_type_embeddings(types)
+        return self.dropout(self.norm(embeddings))
+
+
+class ScratchPooler(nn.Module):
+    """One vector for a whole text, from the state of its first token: BERT's pooler, DistilBERT's pre-classifier."""
+
+    def __init__(self, config: ScratchEncoderConfig):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.activation = POOLERS[config.pooler_act]
+
+    def forward(self, vectors: Tensor) -> Tensor:  # (B, D) -> (B, D)
+        return self.activation(self.dense(vectors))
 
 
 # Every argument that a model of ours knows; see `refuse_misspelt`.
@@ -277,7 +308,8 @@ class ScratchPreTrainedModel(PreTrainedModel):
         for module in self.modules():
             if isinstance(module, ScratchEmbeddings) and isinstance(module.position_embeddings, nn.Embedding):
                 old = module.position_embeddings
-                new = nn.Embedding(new_num_position_embeddings, self.config.hidden_size)
+                rows = new_num_position_embeddings + self.config.position_offset
+                new = nn.Embedding(rows, self.config.hidden_size)
                 new = new.to(old.weight.device, old.weight.dtype)
                 self._init_weights(new)
                 kept = min(len(old.weight), len(new.weight))
@@ -317,9 +349,10 @@ class ScratchStack(ScratchPreTrainedModel):
         attention_mask: Any,
         position_ids: Tensor,
         encoder_hidden_states: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Tensor:  # -> (B, T, D)
-        hidden_states = self.embeddings(inputs_embeds, position_ids)
+        hidden_states = self.embeddings(inputs_embeds, position_ids, token_type_ids)
         position_embeddings = self.rotary(position_ids, hidden_states.dtype) if self.rotary is not None else None
         for layer in self.layers:
             # What gradients flow into is passed by position, where reentrant checkpointing looks for it.
@@ -428,6 +461,13 @@ def nearest_argument(name: str) -> str | None:
     return next(iter(difflib.get_close_matches(name, FORWARD_ARGUMENTS, n=1, cutoff=0.85)), None)
 
 
+def first_token(hidden_states: Tensor, attention_mask: Any) -> Tensor:  # (..., T, D) -> (..., D)
+    """The state of the first token of each text, [CLS]: the first real one, also behind padding on the left."""
+    if not isinstance(attention_mask, Tensor) or attention_mask.ndim != hidden_states.ndim - 1:
+        return hidden_states[..., 0, :]
+    return hidden_states.take_along_dim(attention_mask.long().argmax(-1)[..., None, None], dim=-2).squeeze(-2)
+
+
 def is_padding_mask(attention_mask: Any) -> bool:
     """Whether it is a mask (B, T) of real tokens, rather than nothing or a mask that a caller has prepared in full."""
     return isinstance(attention_mask, Tensor) and attention_mask.ndim == 2
@@ -438,8 +478,11 @@ class ScratchEncoderModel(ScratchStack):
 
     config: ScratchEncoderConfig
 
-    def __init__(self, config: ScratchEncoderConfig | ScratchSeq2SeqConfig):
+    def __init__(self, config: ScratchEncoderConfig | ScratchSeq2SeqConfig, is_pooled: bool = True):
+        """`is_pooled`: with the pooler that the configuration may name; heads that look at single tokens have none."""
         super().__init__(config, config.vocab_size, config.num_hidden_layers, is_causal=False)
+        self.pooler = ScratchPooler(config) if is_pooled and config.pooler_act else None
+        self.post_init()
 
     @merge_with_config_defaults
     @capture_outputs
@@ -450,7 +493,7 @@ class ScratchEncoderModel(ScratchStack):
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
-    ) -> BaseModelOutput:
+    ) -> BaseModelOutput | BaseModelOutputWithPooling:
         """
         Args:
             input_ids: tokens (B, T), or `inputs_embeds` (B, T, D) in their stead.
@@ -458,7 +501,10 @@ class ScratchEncoderModel(ScratchStack):
             position_ids: (B, T). Where they start again, and no mask is given, a new document starts: packed documents
                 do not see each other.
 
-        `token_type_ids` is accepted and ignored: there are no segment embeddings.
+        `token_type_ids` (B, T) are looked up where `type_vocab_size` says that there are types, and ignored elsewhere.
+
+        Returns:
+            `last_hidden_state` (B, T, D); with a pooler also `pooler_output` (B, D).
 
         Raises:
             ValueError, TypeError: on what does not fit, with its name and shape.
@@ -476,7 +522,11 @@ class ScratchEncoderModel(ScratchStack):
             attention_mask=attention_mask,
             and_mask_function=packed_sequence_mask_function(packing) if packing is not None else None,
         )
-        return BaseModelOutput(last_hidden_state=self.run(inputs_embeds, mask, position_ids, **kwargs))
+        hidden_states = self.run(inputs_embeds, mask, position_ids, **kwargs)
+        if self.pooler is None:
+            return BaseModelOutput(last_hidden_state=hidden_states)
+        pooler_output = self.pooler(first_token(hidden_states, attention_mask))
+        return BaseModelOutputWithPooling(last_hidden_state=hidden_states, pooler_output=pooler_output)
 
 
 class ScratchDecoderModel(ScratchStack):
@@ -615,7 +665,7 @@ class ScratchSeq2SeqModel(ScratchPreTrainedModel):
 
     def __init__(self, config: ScratchSeq2SeqConfig):
         super().__init__(config)
-        self.encoder = ScratchEncoderModel(config)
+        self.encoder = ScratchEncoderModel(config, is_pooled=False)
         self.decoder = ScratchSeq2SeqDecoder(config)
         self.post_init()
 

@@ -1,5 +1,6 @@
 """Recipes: read, overridden, checked as a whole, written down so that they can be run again."""
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,9 @@ from tests import tiny_runs
 from training.__main__ import main
 from training.arguments import RecipeError, dump, parse
 
-RECIPES = sorted((Path(__file__).parent.parent / "training" / "recipes").glob("*.yaml"))
+FOLDER = Path(__file__).parent.parent / "training" / "recipes"
+# The others are those of `training.finetune`.
+RECIPES = sorted(path for path in FOLDER.glob("*.yaml") if "\nobjective:" in f"\n{path.read_text(encoding='utf-8')}")
 
 
 @pytest.fixture
@@ -78,6 +81,7 @@ def test_all_problems_come_in_one_message(recipe):
         (["--objective=causal_lm", "--optimisation.r_drop=1"], "optimisation.r_drop"),
         (["--optimisation.final_weights=mean"], "checkpoints.keep_last"),
         (["--optimisation.mask_fraction=[0.3, 0.1, 0.2]"], "optimisation.mask_fraction"),
+        (["--evaluation.stride=4"], "evaluation.stride: 4 must be at most data.window 256, of a causal_lm"),
         (["--data=3"], "data: expected a section, got 3"),
         (["word"], "'word': not of the form --key value"),
     ],
@@ -86,6 +90,14 @@ def test_impossible_values_are_named(words, expected, recipe):
     with pytest.raises(RecipeError) as caught:
         parse([str(recipe), *words])
     assert expected in str(caught.value)
+
+
+def test_a_tracker_that_is_not_installed_is_named(recipe, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(RecipeError, match=r"trackers: trackio is not installed"):
+        parse([str(recipe), "--trackers", "trackio"])
+    with pytest.raises(RecipeError, match=r"trackers: 'wandb' is not one of tensorboard, trackio"):
+        parse([str(recipe), "--trackers", "wandb"])
 
 
 def test_a_bad_recipe_ends_with_code_2_before_anything_is_written(recipe, tmp_path, capsys):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from tests import tiny, tiny_runs
 from training import checkpoints
@@ -154,22 +155,70 @@ def test_a_run_with_a_damaged_checkpoint_goes_on_from_the_one_before(tmp_path, c
     assert all(torch.equal(tensor, whole[name]) for name, tensor in tiny_runs.weights(tmp_path / "run").items())
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system, which only root may")
-def test_a_full_disk_is_one_line_and_the_last_checkpoint_stays(tmp_path):
+@pytest.mark.parametrize(
+    "failure", [OSError(28, "full"), SafetensorError("full"), Exception("full"), KeyboardInterrupt()]
+)
+def test_what_cannot_be_written_leaves_what_was_there(failure, tmp_path):
+    """The third is what tokenizers raises."""
+    for name in ("file", "folder"):
+        path = tmp_path / name
+        for content in ("old", "new"):
+            with checkpoints.replacing(path) as temporary:
+                if name == "folder":
+                    temporary.mkdir()
+                    temporary /= "file"
+                temporary.write_text(content)
+        with (
+            pytest.raises(KeyboardInterrupt if isinstance(failure, KeyboardInterrupt) else OSError, match="full|^$"),
+            checkpoints.replacing(path) as temporary,
+        ):
+            temporary.mkdir()
+            raise failure
+        assert (path / "file" if name == "folder" else path).read_text() == "new"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+
+
+@pytest.fixture
+def mount(tmp_path):
+    """Mounts a small file system."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(disk)], capture_output=True).returncode:
-        pytest.skip("no tmpfs can be mounted here")
-    try:
-        recipe = tiny_runs.write_recipe(tmp_path, checkpoints={"every_steps": 1, "keep_last": 50})
-        words = [str(recipe), "--output_dir", str(disk / "run")]
-        done = subprocess.run([sys.executable, "-m", "training", *words], cwd=ROOT, capture_output=True, text=True)
-        assert done.returncode == 1
-        assert "the last good one is" in done.stderr and "Traceback" not in done.stderr
-        where = store(disk / "run" / "checkpoints")
-        assert where.complete()
-        for path in where.complete():
-            checkpoints.verify(path)
-        assert not list(where.folder.glob(".*"))
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
+
+    def mounted(options):
+        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(disk)]
+        if os.geteuid() or subprocess.run(command, capture_output=True).returncode:
+            pytest.skip("no tmpfs can be mounted here")
+        return disk
+
+    yield mounted
+    subprocess.run(["umount", str(disk)], capture_output=True)
+
+
+def test_a_full_disk_is_one_line_and_the_last_checkpoint_stays(tmp_path, mount):
+    disk = mount("size=400k")
+    recipe = tiny_runs.write_recipe(tmp_path, checkpoints={"every_steps": 1, "keep_last": 50})
+    words = [str(recipe), "--output_dir", str(disk / "run")]
+    done = subprocess.run([sys.executable, "-m", "training", *words], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "the last good one is" in done.stderr and "Traceback" not in done.stderr
+    where = store(disk / "run" / "checkpoints")
+    assert where.complete()
+    for path in where.complete():
+        checkpoints.verify(path)
+    assert not list(where.folder.glob(".*"))
+
+
+@pytest.mark.parametrize(("kilobytes", "code"), [(4, 2), (16, 1), (28, 1)])
+def test_a_disk_that_is_full_before_training_is_one_line(kilobytes, code, tmp_path, mount, capsys):
+    """While the run's folder is opened, while the tokenizer is written, and after it."""
+    disk = mount(f"size={kilobytes}k")
+    assert tiny_runs.run(tiny_runs.write_recipe(tmp_path), disk / "run") == code
+    assert "No space left on device" in capsys.readouterr().err.strip().split("\n")[-1]
+    assert not list(disk.glob("**/.*"))
+
+
+def test_a_read_only_file_system_is_one_line(tmp_path, mount, capsys):
+    disk = mount("size=400k,ro")
+    assert tiny_runs.run(tiny_runs.write_recipe(tmp_path), disk / "run") == 2
+    assert "output_dir: " in (message := capsys.readouterr().err) and "Read-only file system" in message
+    assert not list(disk.iterdir())

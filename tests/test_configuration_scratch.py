@@ -33,7 +33,7 @@ def test_rope_parameters_belong_to_rotary_positions():
         ({"num_attention_heads": 3}, "num_attention_heads=3 does not divide hidden_size=512"),
         ({"num_key_value_heads": 3}, "num_key_value_heads=3 must divide num_attention_heads=8"),
         ({"head_dim": 7}, "head_dim=7 must be even for position_embedding_type='rotary'"),
-        ({"hidden_act": "swish"}, "hidden_act='swish' must be one of 'relu', 'gelu', 'swiglu'"),
+        ({"hidden_act": "swish"}, "hidden_act='swish' must be one of 'relu', 'gelu', 'gelu_new', 'silu', 'swiglu'"),
         ({"position_embedding_type": "alibi"}, "position_embedding_type='alibi' must be one of"),
         ({"norm_type": "batch_norm"}, "norm_type='batch_norm' must be one of"),
         ({"norm_position": "sandwich"}, "norm_position='sandwich' must be one of"),
@@ -48,6 +48,8 @@ def test_rope_parameters_belong_to_rotary_positions():
         ({"max_position_embeddings": 0}, "max_position_embeddings=0 must be at least 1"),
         ({"pad_token_id": 32000}, "pad_token_id=32000 must lie within the vocabulary, 0 to 31999"),
         ({"eos_token_id": [2, -1]}, r"eos_token_id=\[2, -1\] must lie within the vocabulary"),
+        ({"position_offset": 2}, "position_offset=2 needs position_embedding_type='learned'"),
+        ({"position_offset": -1}, "position_offset=-1 must be at least 0"),
         ({"rope_parameters": {"rope_type": "yarm"}}, "rope_type='yarm' must be 'default' or in"),
         ({"rope_parameters": {"rope_theta": 0.0}}, "rope_theta must be above 0"),
     ],
@@ -72,6 +74,18 @@ def test_impossible_values_are_refused(wrong, message):
 def test_impossible_translators_are_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
         ScratchSeq2SeqConfig(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"type_vocab_size": -1}, "type_vocab_size=-1 must be at least 0"),
+        ({"pooler_act": "gelu"}, "pooler_act='gelu' must be one of None, 'tanh', 'relu'"),
+    ],
+)
+def test_impossible_encoders_are_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        ScratchEncoderConfig(**wrong)
 
 
 def test_all_complaints_come_in_one_message():

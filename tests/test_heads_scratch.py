@@ -88,6 +88,47 @@ def written_out_loss(
 # Shapes and losses
 
 
+def test_the_masked_lm_head_of_bert_is_the_formula():
+    model = tiny.model(scratch.ScratchEncoderForMaskedLM, lm_head_transform=True, lm_head_bias=True, hidden_act="relu")
+    torch.nn.init.normal_(model.lm_head.bias)
+    inputs = tiny.inputs(model)
+    states = model.model(**inputs).last_hidden_state
+    states = model.lm_transform.norm(torch.relu(model.lm_transform.dense(states)))
+    table = model.model.embeddings.word_embeddings.weight
+    assert_close(model(**inputs).logits, states @ table.T + model.lm_head.bias)
+    labels = tiny.labels(model, inputs)
+    assert_close(model(**inputs, **labels, loss_only=True).loss, model(**inputs, **labels).loss)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("head", ["SequenceClassification", "MultipleChoice"])
+def test_whole_texts_are_classified_by_the_pooler(head, side):
+    model = tiny.model(getattr(scratch, f"ScratchEncoderFor{head}"), pooler_act="relu", classifier_bias=False)
+    inputs = tiny.inputs(model, padding=side)
+    rows = {name: value.reshape(-1, value.shape[-1]) for name, value in inputs.items()}
+    expected = getattr(model, model.head_name)(model.model(**rows).pooler_output)
+    logits = model(**inputs).logits
+    assert_close(logits, expected.view(logits.shape))
+    assert getattr(model, model.head_name).bias is None
+
+
+def test_token_types_of_choices_are_told_apart():
+    model = tiny.model(scratch.ScratchEncoderForMultipleChoice, type_vocab_size=2)
+    inputs = tiny.inputs(model)
+    types = (torch.arange(inputs["input_ids"].shape[-1]) > 2).long().expand_as(inputs["input_ids"])
+    logits = model(**inputs, token_type_ids=types).logits
+    assert not torch.allclose(logits, model(**inputs).logits, atol=1e-3)
+    swapped = {name: value.flip(1) for name, value in (inputs | {"token_type_ids": types}).items()}
+    assert_close(model(**swapped).logits, logits.flip(1))
+
+
+def test_heads_for_single_tokens_have_no_pooler():
+    for head in tiny.HEADS:
+        if tiny.family(head) == "encoder":
+            pooled = tiny.task(head) in ("SequenceClassification", "MultipleChoice")
+            assert any("pooler" in name for name in tiny.model(head, pooler_act="tanh").state_dict()) == pooled, head
+
+
 @pytest.mark.parametrize("head", tiny.HEADS)
 def test_shapes(head):
     model = tiny.model(head, num_labels=3)

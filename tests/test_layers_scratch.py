@@ -1,12 +1,15 @@
 """Each brick against the formula, written out with loops."""
 
+import importlib.util
 import math
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.testing import assert_close
 
+from hf_scratch_transformer import layers_scratch as layers
 from hf_scratch_transformer.layers_scratch import (
     FEED_FORWARDS,
     NORMS,
@@ -40,7 +43,9 @@ def test_sinusoidal_positions_are_the_formula(dim):
             for d in range(dim):
                 angle = positions[b, t].item() / 10000 ** (2 * (d // 2) / dim)
                 expected = math.cos(angle) if d % 2 else math.sin(angle)
-                assert table[b, t, d].item() == pytest.approx(expected, abs=2e-4)
+                assert table[b, t, d].item() == pytest.approx(expected, abs=1e-7)
+    halves = SinusoidalPositions(dim, in_halves=True)(positions)
+    assert torch.equal(halves, torch.cat((table[..., 0::2], table[..., 1::2]), dim=-1))
 
 
 def test_sinusoidal_positions_are_no_parameter():
@@ -153,6 +158,8 @@ def test_feed_forward_is_the_formula(activation, bias):
     hidden = {
         "relu": lambda: up.clamp(min=0),
         "gelu": lambda: up * 0.5 * (1 + torch.erf(up / 2**0.5)),
+        "gelu_new": lambda: up * 0.5 * (1 + torch.tanh((2 / math.pi) ** 0.5 * (up + 0.044715 * up**3))),
+        "silu": lambda: up * torch.sigmoid(up),
         "swiglu": lambda: linear("gate_proj", x) * torch.sigmoid(linear("gate_proj", x)) * up,
     }[activation]()
     assert_close(layer(x), linear("down_proj", hidden))
@@ -186,3 +193,66 @@ def test_residuals():
     assert_close(pre_norm(x, sublayer, norm, nn.Identity()), x + sublayer(norm(x)))
     assert_close(post_norm(x, sublayer, norm, nn.Identity()), norm(x + sublayer(x)))
     assert_close(pre_norm(x, sublayer, norm, nn.Dropout(1.0)), x)
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "CHUNK", 200)  # 4 rows of 50 logits, 12 chunks, the last with one row
+
+
+def head_and_targets(rows: int, bias: bool, dtype: torch.dtype = torch.float64) -> tuple[list[Tensor | None], Tensor]:
+    torch.manual_seed(0)
+    tensors = [torch.randn(rows, 16), torch.randn(50, 16), torch.randn(50) if bias else None]
+    return [x if x is None else x.to(dtype).requires_grad_() for x in tensors], torch.randint(0, 50, (rows,))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("bias", [False, True])
+def test_cross_entropy_in_chunks_is_that_of_all_logits(
+    bias: bool, label_smoothing: float, compiled: bool, small_chunks: None
+) -> None:
+    inputs, targets = head_and_targets(45, bias)
+    function = layers.linear_cross_entropy
+    if compiled:
+        function = torch.compile(function, fullgraph=True, dynamic=True, backend="aot_eager")
+    leaves = [x for x in inputs if x is not None]
+    loss = function(*inputs, targets, label_smoothing)
+    expected = F.cross_entropy(F.linear(*inputs), targets, reduction="sum", label_smoothing=label_smoothing)
+    assert_close(loss, expected, atol=1e-10, rtol=0)
+    # Scaled, as a loss is that is divided by its targets.
+    for gradient, other in zip(*(torch.autograd.grad(x * 0.3, leaves) for x in (loss, expected)), strict=True):
+        assert_close(gradient, other, atol=1e-10, rtol=0)
+    with torch.no_grad():
+        assert_close(function(*inputs, targets, label_smoothing), expected, atol=1e-10, rtol=0)
+
+
+def test_cross_entropy_of_no_targets_is_zero(small_chunks: None) -> None:
+    (states, weight, _), targets = head_and_targets(0, bias=False)
+    loss = layers.linear_cross_entropy(states, weight, None, targets)
+    loss.backward()
+    assert loss == 0 and not weight.grad.any()
+
+
+def test_cross_entropy_under_autocast_is_that_of_autocast_logits(small_chunks: None) -> None:
+    inputs, targets = head_and_targets(45, bias=True, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = layers.linear_cross_entropy(*inputs, targets)
+        logits = F.linear(*inputs)
+    assert logits.dtype == torch.bfloat16
+    expected = F.cross_entropy(logits.float(), targets, reduction="sum")
+    assert_close(loss, expected, atol=1e-4, rtol=1e-6)
+    for gradient, other in zip(*(torch.autograd.grad(x, inputs) for x in (loss, expected)), strict=True):
+        assert gradient.dtype == torch.float32
+        assert_close(gradient, other, atol=0.02 * other.abs().max().item(), rtol=0.02)
+
+
+def test_cross_entropy_may_be_loaded_twice() -> None:
+    """As it is when a model comes from the Hub beside the installed package, or two models do."""
+    spec = importlib.util.spec_from_file_location("stranger.layers_scratch", layers.__file__)
+    stranger = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(stranger)
+    inputs, targets = head_and_targets(5, bias=False)
+    one, other = (module.linear_cross_entropy(*inputs, targets) for module in (layers, stranger))
+    assert one == other
+    assert torch.equal(*(torch.autograd.grad(loss, inputs[1])[0] for loss in (one, other)))

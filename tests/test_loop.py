@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -206,16 +207,41 @@ def test_two_processes_give_the_losses_of_one(tmp_path):
     optimisation = {"optimizer": "adamw", "accumulation": 2, "max_steps": 6}
     recipe = tiny_runs.write_recipe(tmp_path, model={"dropout": 0.0}, optimisation=optimisation)
     assert tiny_runs.run(recipe, tmp_path / "one") == 0
-    words = ["-m", "training", str(recipe), "--output_dir", str(tmp_path / "two")]
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", *words]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, *launch], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
+    tiny_runs.launch("-m", "training", recipe, "--output_dir", tmp_path / "two")
     one, two = tiny_runs.losses(tmp_path / "one"), tiny_runs.losses(tmp_path / "two")
     assert one.keys() == two.keys() and len(one) == 6
     assert max(abs(one[step] - two[step]) for step in one) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [["--multi_gpu"], ["--use_fsdp", "--fsdp_version", "2"]], ids=["DDP", "FSDP2"])
+def test_two_machines_give_the_losses_of_one(words, tmp_path):
+    """`accelerate launch` as CONTRIBUTING.md has it, both machines being this one. Without a GPU it goes over gloo."""
+    recipe = tiny_runs.write_recipe(
+        tmp_path, model={"dropout": 0.0}, optimisation={"optimizer": "adamw", "max_steps": 6}
+    )
+    assert tiny_runs.run(recipe, tmp_path / "one") == 0
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words += ["--num_machines", "2", "--num_processes", "2", "--mixed_precision", "no", "--dynamo_backend", "no"]
+    words += ["--main_process_ip", "127.0.0.1", "--main_process_port", str(port)]
+    machines = [
+        subprocess.Popen(
+            [sys.executable, "-m", "accelerate.commands.launch", *words, "--machine_rank", rank]
+            + ["-m", "training", str(recipe), "--output_dir", str(tmp_path / "two")],
+            cwd=ROOT,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in ("0", "1")
+    ]
+    messages = [machine.communicate(timeout=600)[1] for machine in machines]
+    assert [machine.returncode for machine in machines] == [0, 0], messages
+    assert ("spread over 2 processes" in messages[0]) == ("--use_fsdp" in words)
+    one, two = tiny_runs.losses(tmp_path / "one"), tiny_runs.losses(tmp_path / "two")
+    assert one.keys() == two.keys() and max(abs(one[step] - two[step]) for step in one) < 1e-5
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import matplotlib.image
 import pytest
 import sacrebleu
 
+from tests import tiny_runs
 from training import metrics
 
 REFERENCES = ["Der Hund läuft schnell.", "Eine Frau liest ein Buch im Park.", "Zwei Männer arbeiten."]
@@ -45,6 +46,17 @@ def test_a_log_goes_on_after_a_kill_in_the_middle_of_a_line(tmp_path):
     lines = [json.loads(line) for line in log.path.read_text(encoding="utf-8").splitlines()]
     assert [(line["step"], line["loss"]) for line in lines] == [(1, 1.0), (2, 0.5), (3, 0.5)]
     assert metrics.read(tmp_path / "absent.jsonl") == []
+
+
+def test_tensorboard_shows_what_the_log_holds(tmp_path):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    recipe = tiny_runs.write_recipe(tmp_path, optimisation={"max_steps": 4}, trackers=["tensorboard"])
+    assert tiny_runs.run(recipe, tmp_path / "run") == 0
+    shown = events.EventAccumulator(str(tmp_path / "run" / "tensorboard" / "run"))
+    shown.Reload()
+    losses = {event.step: event.value for event in shown.Scalars("loss")}
+    assert losses == pytest.approx(tiny_runs.losses(tmp_path / "run")) and len(losses) == 4
+    assert {"learning_rate", "gradient_norm", "evaluation/loss", "evaluation/bleu"} <= set(shown.Tags()["scalars"])
 
 
 def test_the_curves_are_red_and_blue(tmp_path):

@@ -38,6 +38,15 @@ VARIANTS = {
     "learned": {"position_embedding_type": "learned", "scale_embedding": True},
     "none": {"position_embedding_type": "none", "use_qk_norm": True},
     "heads": {"head_dim": 6, "value_head_dim": 10, "num_key_value_heads": 1},
+    "bart": {
+        "position_embedding_type": "learned",
+        "position_offset": 2,
+        "embedding_norm": True,
+        "attention_bias": True,
+        "attention_output_bias": False,
+        "hidden_act": "silu",
+    },
+    "halves": {"position_embedding_type": "sinusoidal_halves", "hidden_act": "gelu_new"},
 }
 
 
@@ -50,6 +59,46 @@ def test_a_lookup_is_one_hot_times_the_table():
     embedded = model(ids, output_hidden_states=True).hidden_states[0]
     assert_close(embedded, one_hot @ table * 32**0.5)
     assert (table[model.config.pad_token_id] == 0).all()
+
+
+def test_embeddings_are_a_normalised_sum_of_three_tables():
+    options = {"position_embedding_type": "learned", "position_offset": 3, "type_vocab_size": 2, "embedding_norm": True}
+    model = tiny.model(ScratchEncoderModel, **options)
+    ids, types = tiny.tokens(40, 2, 5), torch.tensor([[0, 0, 1, 1, 1], [0, 1, 0, 1, 0]])
+    tables = model.embeddings
+    assert tables.position_embeddings.weight.shape == (32 + 3, 32)
+    nn.init.normal_(tables.norm.weight)
+    positions = tables.position_embeddings.weight[3:8]
+    expected = tables.norm(tables.word_embeddings.weight[ids] + positions + tables.token_type_embeddings.weight[types])
+    states = model(ids, token_type_ids=types, output_hidden_states=True)
+    assert_close(states.hidden_states[0], expected)
+    of_type_0 = model(ids, token_type_ids=torch.zeros_like(ids)).last_hidden_state
+    assert torch.equal(model(ids).last_hidden_state, of_type_0)
+    assert not torch.allclose(of_type_0, states.last_hidden_state, atol=1e-3)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_the_pooler_reads_the_first_real_token(side):
+    model = tiny.model(ScratchEncoderModel, pooler_act="tanh")
+    inputs = tiny.inputs(model, padding=side)
+    outputs = model(**inputs)
+    first = [row[mask.bool()][0] for row, mask in zip(outputs.last_hidden_state, inputs["attention_mask"], strict=True)]
+    assert_close(outputs.pooler_output, torch.tanh(model.pooler.dense(torch.stack(first))))
+    assert "pooler_output" not in tiny.model(ScratchEncoderModel)(**inputs)
+
+
+@pytest.mark.parametrize(
+    ("options", "biased"),
+    [
+        ({}, set()),
+        ({"attention_bias": True}, {"q_proj", "k_proj", "v_proj", "o_proj"}),
+        ({"attention_bias": True, "attention_output_bias": False}, {"q_proj", "k_proj", "v_proj"}),
+        ({"attention_output_bias": True}, {"o_proj"}),
+    ],
+)
+def test_biases_of_attention(options, biased):
+    attention = tiny.model(ScratchDecoderModel, **options).layers[0].self_attn
+    assert {name for name, module in attention.named_children() if getattr(module, "bias", None) is not None} == biased
 
 
 def copy_torch_attention(theirs: nn.MultiheadAttention, ours: nn.Module) -> None:
@@ -350,6 +399,9 @@ def test_resized_positions_keep_the_old_rows(family):
     assert grown.shape == (50, 32) and torch.equal(grown[:32], old) and grown[32:].std() > 0.1
     model.resize_position_embeddings(10)
     assert torch.equal(model.get_position_embeddings().weight, old[:10])
+    shifted = tiny.model(model_class, position_embedding_type="learned", position_offset=2)
+    shifted.resize_position_embeddings(50)
+    assert shifted.get_position_embeddings().weight.shape == (52, 32)
     with pytest.raises(ValueError, match="position_embedding_type='rotary' has no table"):
         tiny.model(model_class).get_position_embeddings()
     with pytest.raises(ValueError, match="must be at least 1"):

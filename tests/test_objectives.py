@@ -105,6 +105,33 @@ def test_causal_windows_predict_every_token_but_the_first_exactly_once(seed, tmp
     assert sorted(sum(inputs, [])) == sorted(stream[:-1].tolist())
 
 
+def test_overlapping_windows_count_every_token_once_and_show_it_more_before_it(tmp_path):
+    plain, corpus, model = opened(tmp_path, "causal_lm")
+    stream = corpus.columns["text"].tokens
+
+    def measure(stride):
+        """Loss, and how many tokens before it each target is predicted from."""
+        objective, _, _ = opened(tmp_path, "causal_lm", "--evaluation.stride", str(stride))
+        found = batches(objective, corpus)
+        real = [batch["shift_labels"] != IGNORED for batch in found]
+        targets = torch.cat([batch["shift_labels"][kept] for batch, kept in zip(found, real, strict=True)])
+        assert targets.tolist() == stream[1:].tolist()
+        assert all(batch["input_ids"].shape[1] <= 16 for batch in found)
+        return sum(objective.loss(model, batch) for batch in found), torch.cat([kept.nonzero()[:, 1] for kept in real])
+
+    one, other = batches(plain, corpus), batches(opened(tmp_path, "causal_lm", "--evaluation.stride", "16")[0], corpus)
+    assert all(torch.equal(a[name], b[name]) for a, b in zip(one, other, strict=True) for name in a)
+    for stride in (16, 5, 1):
+        nats, context = measure(stride)
+        assert context[16:].min() >= 16 - stride and context.max() == 15
+    ids = torch.from_numpy(stream.astype(np.int64))
+    exact = sum(  # the last stride is 1: each token from the 16 before it
+        F.cross_entropy(model(ids[None, max(0, at - 15) : at + 1]).logits[0, -1], ids[at + 1])
+        for at in range(len(stream) - 1)
+    )
+    torch.testing.assert_close(nats, exact, atol=1e-2, rtol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["causal_lm", "masked_lm"])
 def test_separate_documents_do_not_see_each_other(name, tmp_path):
     objective, corpus, model = opened(tmp_path, name, "--data.separate_documents")

@@ -42,24 +42,27 @@ def examples() -> Examples:
 
 
 def alone(
-    model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, words: tuple[str, ...], position: int
+    model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, words: tuple[str, ...], position: int, layers: int
 ) -> torch.Tensor:
-    """The convention, written out for one sentence: last four layers summed, pieces of the word averaged."""
+    """Written out for one sentence: last layers summed, pieces of the word averaged."""
     inputs = tokenizer(list(words), is_split_into_words=True, return_tensors="pt")
     with torch.no_grad():
-        layers = model(**inputs, output_hidden_states=True).hidden_states[1:][-4:]
+        states = model(**inputs, output_hidden_states=True).hidden_states[1:][-layers:]
     pieces = [index for index, word in enumerate(inputs.word_ids()) if word == position]
-    return torch.stack([layer[0, index] for layer in layers for index in pieces]).sum(0) / len(pieces)
+    return torch.stack([state[0, index] for state in states for index in pieces]).sum(0) / len(pieces)
 
 
-def test_vectors_are_those_of_each_sentence_alone(model, tokenizer) -> None:
+@pytest.mark.parametrize("layers", [1, 4])
+def test_vectors_are_those_of_each_sentence_alone(model, tokenizer, layers: int) -> None:
     some = [occurrence(text) for texts in SENTENCES.values() for text in texts] + [
         occurrence("a fisherman", "fisherman")
     ]
     assert len(tokenizer.tokenize("fisherman")) > 1
-    vectors = senses.contextual_vectors(model, tokenizer, some, batch_size=3)
+    vectors = senses.contextual_vectors(model, tokenizer, some, layers, batch_size=3)
     for vector, one in zip(vectors, some, strict=True):
-        torch.testing.assert_close(vector, alone(model, tokenizer, one.words, one.position), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            vector, alone(model, tokenizer, one.words, one.position, layers), atol=1e-5, rtol=1e-5
+        )
 
 
 def test_a_long_sentence_is_cut_around_the_word(model, tokenizer) -> None:
@@ -71,7 +74,7 @@ def test_a_long_sentence_is_cut_around_the_word(model, tokenizer) -> None:
     sides, left = divmod(limit - len(tokenizer.tokenize("bank")), 2 * pieces)
     before = sides + (left >= pieces)
     torch.testing.assert_close(
-        vector, alone(model, tokenizer, words[40 - before : 41 + sides], before), atol=1e-5, rtol=1e-5
+        vector, alone(model, tokenizer, words[40 - before : 41 + sides], before, 1), atol=1e-5, rtol=1e-5
     )
 
 
@@ -84,7 +87,7 @@ def test_decoders_have_vectors_too(tokenizer) -> None:
     decoder = tiny.model(ScratchDecoderModel, **config_fields(tokenizer, "encoder"))
     some = [one for one, _ in examples().train]
     for vector, one in zip(senses.contextual_vectors(decoder, tokenizer, some), some, strict=True):
-        torch.testing.assert_close(vector, alone(decoder, tokenizer, one.words, one.position), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(vector, alone(decoder, tokenizer, one.words, one.position, 1), atol=1e-5, rtol=1e-5)
 
 
 def test_a_sentence_seen_in_training_is_known_again(model, tokenizer) -> None:

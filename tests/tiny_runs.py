@@ -1,6 +1,9 @@
 """Runs of seconds for the tests of `training`: a corpus, a recipe for each objective, and what a run left behind."""
 
+import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +92,16 @@ def write_recipe(folder: Path, objective: str = "translation", **sections: dict[
 def run(recipe: Path, output: Path, *words: str) -> int:
     """The exit code of `python -m training RECIPE --output_dir OUTPUT ...`, in this process."""
     return main([str(recipe), "--output_dir", str(output), *words])
+
+
+def launch(*words: str | Path, **environment: str) -> str:
+    """What two processes on gloo that run `python WORDS` print; they have to succeed."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", *map(str, words)]
+    root = Path(__file__).parent.parent
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)} | environment
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
 
 
 def losses(output: Path) -> dict[int, float]:

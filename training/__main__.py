@@ -4,9 +4,11 @@
 
 A run's folder (`--output_dir`) holds `recipe.yaml`, `environment.json`, `tokenizer/`, `metrics.jsonl`, `curves.png`,
 `checkpoints/` and `model/`. Exit codes: 0 done, 1 failed, 2 the recipe or its data cannot be used, 130 and 143 stopped
-by SIGINT and SIGTERM (saved; `--resume` goes on).
+by SIGINT and SIGTERM (saved; `--resume` goes on). `accelerate launch` makes 1 of all but 0, with a traceback of its own
+unless it is told `--quiet`; `python -m training` gives them as they are.
 """
 
+import copy
 import json
 import logging
 import os
@@ -21,13 +23,14 @@ import torch
 import transformers
 import yaml
 from accelerate import Accelerator
-from accelerate.utils import set_seed
+from accelerate.utils import FullyShardedDataParallelPlugin, ProjectConfiguration, set_seed
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from transformers import PreTrainedTokenizerFast
 
 from hf_scratch_transformer import hub
 from hf_scratch_transformer.tokenization import check_tokenizer, config_fields
 
-from . import checkpoints, data, loop, metrics
+from . import checkpoints, data, loop, metrics, sharding
 from .arguments import Recipe, RecipeError, dump, environment, parse
 from .objectives import OBJECTIVES, Objective
 from .optimisation import multiplies_bfloat16, optimizers
@@ -39,6 +42,7 @@ CONTENTS = (
     "tokenizer",
     "metrics.jsonl",
     "curves.png",
+    "tensorboard",
     "test_outputs.txt",
     "checkpoints",
     "model",
@@ -73,14 +77,15 @@ def train(recipe: Recipe) -> None:
         cpu=device.type == "cpu",  # else several processes on a CPU would not find each other
         mixed_precision="bf16" if bf16 else "no",
         log_with=list(recipe.trackers) or None,
-        project_dir=recipe.output_dir,
+        project_config=ProjectConfiguration(logging_dir=os.path.join(recipe.output_dir, "tensorboard")),
     )
+    shards = sharding.settings(accelerator)
     if recipe.optimisation.precision == "tf32":
         torch.set_float32_matmul_precision("high")
     folder = open_folder(recipe, accelerator)
     tokenizer = open_tokenizer(recipe, folder, accelerator)
     objective = OBJECTIVES[recipe.objective](recipe, tokenizer)
-    run = prepare(recipe, accelerator, objective, folder, started)
+    run = prepare(recipe, accelerator, shards, objective, folder, started)
     if accelerator.num_processes > 1:
         KEPT.append(run)
     accelerator.init_trackers(folder.name)
@@ -93,9 +98,9 @@ def train(recipe: Recipe) -> None:
     if accelerator.is_main_process:
         summarise(results, folder)
         if recipe.model_card is not None:
-            copy_card(folder, Path(recipe.model_card))
+            metrics.copy_card(folder, Path(recipe.model_card))
         if recipe.push_to_hub is not None:
-            print(f"pushed: {hub.push(folder / 'model', recipe.push_to_hub).commit_url}")
+            push(folder / "model", recipe.push_to_hub)
     accelerator.end_training()
 
 
@@ -113,10 +118,7 @@ def open_folder(recipe: Recipe, accelerator: Accelerator) -> Path:
                     raise RecipeError(f"output_dir: {folder} holds a run; --resume goes on, --overwrite replaces it")
                 if recipe.overwrite or (folder / "recipe.yaml").exists():  # or a run that never started
                     for name in CONTENTS:  # and nothing else that lies there
-                        if (folder / name).is_dir():
-                            shutil.rmtree(folder / name)
-                        else:
-                            (folder / name).unlink(missing_ok=True)
+                        checkpoints.remove(folder / name)
             folder.mkdir(parents=True, exist_ok=True)
             checkpoints.write_text(folder / "recipe.yaml", dump(recipe))
             about = environment(accelerator.device, accelerator.num_processes)
@@ -130,14 +132,21 @@ def open_folder(recipe: Recipe, accelerator: Accelerator) -> Path:
 def open_tokenizer(recipe: Recipe, folder: Path, accelerator: Accelerator) -> PreTrainedTokenizerFast:
     """The run's tokenizer: trained or loaded by the main process once, read from the run's folder by all."""
     if accelerator.is_main_process and not (folder / "tokenizer").exists():
-        temporary = folder / ".tokenizer"
-        data.make_tokenizer(recipe).save_pretrained(temporary)
-        os.replace(temporary, folder / "tokenizer")
+        tokenizer = data.make_tokenizer(recipe)
+        with checkpoints.replacing(folder / "tokenizer") as temporary:
+            tokenizer.save_pretrained(temporary)
     accelerator.wait_for_everyone()
     return data.read_tokenizer(folder / "tokenizer", "output_dir")
 
 
-def prepare(recipe: Recipe, accelerator: Accelerator, objective: Objective, folder: Path, started: float) -> loop.Run:
+def prepare(
+    recipe: Recipe,
+    accelerator: Accelerator,
+    shards: FullyShardedDataParallelPlugin | None,
+    objective: Objective,
+    folder: Path,
+    started: float,
+) -> loop.Run:
     """Corpus, model and optimisers of a run at its first step, whose clock counts from `started` (monotonic)."""
     tokenizer = objective.tokenizer
     fields = config_fields(tokenizer, data.FAMILIES[recipe.objective])
@@ -166,19 +175,28 @@ def prepare(recipe: Recipe, accelerator: Accelerator, objective: Objective, fold
             # What `accelerate launch` does unless told otherwise.
             print(f"{torch.get_num_threads()} thread(s) of {cores}: accelerate launch --cpu uses all", file=sys.stderr)
         count = model.num_parameters()
-        print(f"{type(model).__name__}: {count:,} parameters, {len(tokenizer):,} tokens", file=sys.stderr)
-    prepared, *updates = accelerator.prepare(model, *optimizers(model, recipe.optimisation))
+        spread = f", spread over {accelerator.num_processes} processes" if shards is not None else ""
+        print(f"{type(model).__name__}: {count:,} parameters, {len(tokenizer):,} tokens{spread}", file=sys.stderr)
+    spec, average, bare = recipe.optimisation, None, model
+    prepared = accelerator.prepare(model) if shards is None else model
+    if spec.final_weights == "ema":
+        average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(spec.ema_decay))
+    if shards is not None:
+        bare = copy.deepcopy(model)
+        for module in (model, average.module) if average is not None else (model,):
+            sharding.shard(module, shards, accelerator)
     prepared.train()
-    bare = accelerator.unwrap_model(prepared)
-    if recipe.optimisation.compile:
+    if spec.compile:
         prepared = torch.compile(prepared, dynamic=True)
     return loop.Run(
         recipe=recipe,
         accelerator=accelerator,
         objective=objective,
         model=prepared,
+        trained=model,
         bare=bare,
-        optimizers=updates,
+        average=average,
+        optimizers=optimizers(model, spec),
         parts=parts,
         rows=objective.examples(train),
         validation=splits["validation"],
@@ -219,23 +237,22 @@ def save_model(run: loop.Run, folder: Path) -> None:
         if spec.num_beams > 1:
             settings["length_penalty"] = spec.length_penalty
         run.bare.generation_config.update(**settings)
-    temporary = folder.with_name(f".{folder.name}")
-    shutil.rmtree(temporary, ignore_errors=True)
-    run.bare.save_pretrained(temporary)
     run.objective.tokenizer.model_max_length = run.bare.config.max_position_embeddings
-    run.objective.tokenizer.save_pretrained(temporary)
     loop.draw(run)
-    shutil.copy(run.log.path.with_name("curves.png"), temporary)
-    hub.write_model_card(temporary, records(run), run.recipe.push_to_hub)
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(temporary, folder)
+    with checkpoints.replacing(folder) as temporary:
+        run.bare.save_pretrained(temporary)
+        run.objective.tokenizer.save_pretrained(temporary)
+        shutil.copy(run.log.path.with_name("curves.png"), temporary)
+        hub.write_model_card(temporary, records(run), run.recipe.push_to_hub)
 
 
-def copy_card(run: Path, folder: Path) -> None:
-    """What a run says of its model, for a place that holds no weights: `model_cards/` of this project."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in ("model/README.md", "curves.png", "metrics.jsonl", "recipe.yaml", "environment.json"):
-        shutil.copy(run / name, folder)
+def push(folder: Path, repo_id: str) -> None:
+    """Upload the finished model. Raises TrainingError if that fails: the model is there all the same."""
+    try:
+        commit = hub.push(folder, repo_id)
+    except Exception as error:  # whatever the network, the Hub or their library say
+        raise loop.TrainingError(f"push_to_hub: {repo_id} was not pushed, but {folder} is complete: {error}") from error
+    print(f"pushed: {commit.commit_url}")
 
 
 def records(run: loop.Run) -> hub.RunRecords:

@@ -112,6 +112,10 @@ class Evaluation:
 
     every_steps: int | None = _number(None, at_least=1)
     every_minutes: float | None = _number(None, above=0)
+    # Tokens from one evaluation window of a causal LM to the next; by default the window: no overlap. Each token counts
+    # once, and all but the first window's see at least `data.window - stride` tokens before them, for as many times the
+    # work as strides fit into the window.
+    stride: int | None = _number(None, at_least=1)
     generate_rows: int = _number(200, at_least=0)  # validation rows translated at each evaluation; 0: loss only
     samples: int = _number(3, at_least=0)  # outputs shown at each evaluation
     num_beams: int = _number(1, at_least=1)  # at the final test; evaluations on the way decode greedily
@@ -215,13 +219,13 @@ def dump(recipe: Recipe) -> str:
     return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
 
 
-def environment(device: torch.device, processes: int) -> dict[str, Any]:
-    """Versions, hardware and command line of this process, for the record of the run."""
+def environment(device: torch.device, processes: int, module: str = "training") -> dict[str, Any]:
+    """Versions, hardware and command line of this process, which runs `module`, for the record of the run."""
     packages = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "sacrebleu")
     launcher = ("accelerate", "launch") if "ACCELERATE_MIXED_PRECISION" in os.environ else ("python",)
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
     return {
-        "command": [*launcher, "-m", "training", *sys.argv[1:]],
+        "command": [*launcher, "-m", module, *sys.argv[1:]],
         "commit": commit.stdout.strip() or None,
         "python": platform.python_version(),
         "packages": {name: importlib.metadata.version(name) for name in packages},
@@ -351,6 +355,9 @@ def _contradictions(recipe: Recipe) -> list[str]:
     longest = data.max_length if recipe.objective == "translation" else data.window + 1
     if data.batch_tokens < longest:
         problems.append(f"data.batch_tokens: {data.batch_tokens} cannot hold one row of {longest} tokens")
+    stride = recipe.evaluation.stride
+    if stride is not None and (recipe.objective != "causal_lm" or stride > data.window):
+        problems.append(f"evaluation.stride: {stride} must be at most data.window {data.window}, of a causal_lm")
     if optimisation.max_steps is None and optimisation.max_minutes is None:
         problems.append("optimisation: give max_steps, max_minutes or both")
     if optimisation.r_drop and recipe.objective != "translation":

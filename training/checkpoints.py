@@ -4,11 +4,12 @@ A checkpoint is written into a hidden folder, described by a manifest of SHA-256
 place and read back; only then may older ones go. A kill at any moment leaves the last complete one untouched.
 """
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.optim import Optimizer
 
-from . import arguments
+from . import arguments, sharding
 
 MANIFEST = "manifest.json"
 
@@ -132,13 +133,13 @@ def weights(model: torch.nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load_weights(model: torch.nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copy saved weights into a model. Raises CheckpointError when names or shapes do not fit."""
+    """Copy weights into a model; both may be sharded. Raises CheckpointError when names or shapes do not fit."""
     own = weights(model)
     differing = sorted(own.keys() ^ tensors.keys()) or [n for n in own if own[n].shape != tensors[n].shape]
     if differing:
         raise CheckpointError(f"the checkpoint does not fit the model: {', '.join(differing[:5])}")
     for name, tensor in own.items():
-        tensor.copy_(tensors[name])
+        tensor.copy_(sharding.like(tensors[name], tensor))
 
 
 def optimizer_tensors(optimizers: Iterable[Optimizer], model: torch.nn.Module) -> dict[str, Tensor]:
@@ -158,15 +159,43 @@ def load_optimizers(optimizers: Iterable[Optimizer], model: torch.nn.Module, ten
     for key, tensor in tensors.items():
         number, name, entry = key.split("/")
         parameter = parameters[name]
-        device = parameter.device if tensor.ndim else tensor.device
-        optimizers[int(number)].state[parameter][entry] = tensor.clone().to(device)
+        if tensor.ndim:  # else a counter, which stays where it is
+            tensor = sharding.like(tensor.to(parameter.device), parameter)
+        optimizers[int(number)].state[parameter][entry] = tensor.clone()
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A place beside `path` for a file or a folder that takes its name once it is written; if that fails, it is gone.
+
+    Raises OSError that names `path`, whatever the library that writes makes of a full disk.
+    """
+    temporary = path.with_name(f".{path.name}")
+    remove(temporary)
+    try:
+        yield temporary
+        if path.is_dir():
+            remove(path)
+        os.replace(temporary, path)
+    except BaseException as error:
+        remove(temporary)
+        if isinstance(error, OSError | SafetensorError) or type(error) is Exception:  # which tokenizers raises
+            raise OSError(f"{path} cannot be written: {error}") from error
+        raise
+
+
+def remove(path: Path) -> None:
+    """Delete a file or a folder that may not be there."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
     """Replace a file in one go."""
-    temporary = path.with_name(f".{path.name}")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def _sha256(path: Path) -> str:

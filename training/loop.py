@@ -21,11 +21,13 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch.optim import Optimizer
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from . import checkpoints, metrics
+from hf_scratch_transformer.insight.pictures import RISING
+
+from . import checkpoints, metrics, sharding
 from .arguments import Checkpoints, Evaluation, Recipe
 from .data import Batches, Corpus
 from .objectives import Batch, Objective, Translation
@@ -75,8 +77,10 @@ class Run:
     recipe: Recipe
     accelerator: Accelerator
     objective: Objective
-    model: torch.nn.Module  # as Accelerate prepared it
-    bare: PreTrainedModel  # the same weights, unwrapped
+    model: torch.nn.Module  # as it is trained: compiled, inside DistributedDataParallel
+    trained: PreTrainedModel  # the same weights, unwrapped, maybe sharded
+    bare: PreTrainedModel  # to measure and to publish: `trained`, or a copy of it where that is sharded
+    average: AveragedModel | None  # of the weights, sharded as they are
     optimizers: list[Optimizer]
     parts: Callable[[int, int], Iterator[Corpus]]  # (epoch, first part) -> the corpus, whole or part by part
     rows: int  # of the training split, or of its first part
@@ -86,17 +90,17 @@ class Run:
     log: metrics.Log
     identity: dict[str, Any]
     state: State = field(default_factory=State)
-    average: AveragedModel | None = None
     window: torch.Tensor = field(init=False)  # nats of this process since the last line of the log
     started: float = field(default_factory=time.monotonic)
     drawn: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
         self.window = torch.zeros((), dtype=torch.float64, device=self.accelerator.device)
-        if self.recipe.optimisation.final_weights == "ema":
-            self.average = AveragedModel(
-                self.bare, multi_avg_fn=get_ema_multi_avg_fn(self.recipe.optimisation.ema_decay)
-            )
+
+    @property
+    def sharded(self) -> bool:
+        """Whether the weights are spread over the processes."""
+        return self.bare is not self.trained
 
     @property
     def main(self) -> bool:
@@ -134,9 +138,9 @@ def train(run: Run) -> None:
             state.step += 1
             state.batch += len(group)
             stop = _agree(run, signals.number)
-            if state.step % recipe.log_every == 0:
-                _report(run, bar, norm)
             over, score = run.progress() >= 1, None
+            if over or state.step % recipe.log_every == 0:
+                _report(run, bar, norm)
             if not stop and _due(run, "evaluation", recipe.evaluation, last_chance=over):
                 _check_finite(last)
                 score, exhausted = _evaluate_and_judge(run, bar)
@@ -158,6 +162,8 @@ def _step(run: Run, group: list[tuple[Batch, int]]) -> torch.Tensor:
     torch.manual_seed(_number(recipe.seed, DROPOUT, state.step, accelerator.process_index))
     for index, (batch, _) in enumerate(group):
         last = index == len(group) - 1
+        if run.sharded:  # of which Accelerate's `no_sync` knows on a GPU only
+            run.trained.set_requires_gradient_sync(last)
         with contextlib.nullcontext() if last else accelerator.no_sync(run.model):
             batch = {name: values.to(accelerator.device, non_blocking=True) for name, values in batch.items()}
             with accelerator.autocast():
@@ -165,15 +171,15 @@ def _step(run: Run, group: list[tuple[Batch, int]]) -> torch.Tensor:
             # Processes average their gradients; what is wanted is the sum over all, divided by all real targets.
             accelerator.backward(nats * (accelerator.num_processes / max(total, 1)))
         run.window += nats.detach()
-    norm = accelerator.clip_grad_norm_(run.model.parameters(), recipe.optimisation.clip_norm or math.inf)
+    norm = accelerator.clip_grad_norm_(run.trained.parameters(), recipe.optimisation.clip_norm or math.inf)
     for optimizer in run.optimizers:
         optimizer.step()
         optimizer.zero_grad()
     if run.average is not None:
-        run.average.update_parameters(run.bare)
+        run.average.update_parameters(run.trained)
     state.targets += total
     state.window_targets += total
-    return norm
+    return sharding.whole(norm)
 
 
 def _batches(run: Run) -> Iterator[list[tuple[Batch, int]]]:
@@ -275,10 +281,22 @@ def _report(run: Run, bar: "_Bar", norm: torch.Tensor) -> None:
 @contextlib.contextmanager
 def _measuring(run: Run) -> Iterator[torch.nn.Module]:
     """The model to measure: without dropout, and with averaged weights where the run keeps them."""
-    model = run.bare if run.average is None else run.average.module
+    model = _measured(run)
     model.eval()
     yield model
-    run.bare.train()
+    run.trained.train()
+    if run.sharded:
+        run.bare.cpu()  # the device may not have room for it while training
+
+
+def _measured(run: Run) -> PreTrainedModel:
+    """A plain module with the weights to measure, averaged where the run keeps an average."""
+    source = run.trained if run.average is None else run.average.module
+    if not run.sharded:
+        return source
+    run.bare.to(run.accelerator.device)
+    checkpoints.load_weights(run.bare, checkpoints.weights(source))
+    return run.bare
 
 
 @torch.no_grad()
@@ -304,7 +322,11 @@ def evaluate(run: Run, model: torch.nn.Module, corpus: Corpus) -> dict[str, floa
             for name, value in scores.items():
                 sums[name] += value
     sums["targets"] += targets
-    totals = {name: float(value) for name, value in accelerator.reduce(dict(sums), "sum").items()}
+    totals: dict[str, float] = defaultdict(float)
+    # As objects, since a process for which there was no batch does not know the names.
+    for part in gather_object([{name: float(value) for name, value in sums.items()}]):
+        for name, value in part.items():
+            totals[name] += value
     return objective.summary(totals, int(totals.pop("targets")), corpus)
 
 
@@ -342,7 +364,7 @@ def _evaluate_and_judge(run: Run, bar: "_Bar") -> tuple[float | None, bool]:
     if spec.best_metric not in values:
         names = ", ".join(name for name, value in values.items() if isinstance(value, float))
         raise TrainingError(f"evaluation.best_metric: {spec.best_metric!r} is not measured; choose from {names}")
-    score = values[spec.best_metric] * (-1 if spec.best_metric in metrics.RISING else 1)
+    score = values[spec.best_metric] * (-1 if spec.best_metric in RISING else 1)
     better = state.score is None or score < state.score
     state.score = score if better else state.score
     state.stale = 0 if better else state.stale + 1
@@ -398,13 +420,14 @@ def save(run: Run, score: float | None = None) -> None:
     state = run.state
     if run.average is not None:
         state.averaged = int(run.average.n_averaged)
+    files = {
+        "model.safetensors": checkpoints.weights(run.trained),
+        "optimizer.safetensors": checkpoints.optimizer_tensors(run.optimizers, run.trained),
+    }
+    if run.average is not None:
+        files["average.safetensors"] = checkpoints.weights(run.average.module)
+    files = {name: sharding.gather(tensors, keep=run.main) for name, tensors in files.items()}
     if run.main:
-        files = {
-            "model.safetensors": checkpoints.weights(run.bare),
-            "optimizer.safetensors": checkpoints.optimizer_tensors(run.optimizers, run.bare),
-        }
-        if run.average is not None:
-            files["average.safetensors"] = checkpoints.weights(run.average.module)
         record = {"state": dataclasses.asdict(state), "identity": run.identity, "score": score}
         run.store.save(state.step, files, record)
     run.accelerator.wait_for_everyone()
@@ -421,9 +444,9 @@ def resume(run: Run, folder: Path) -> None:
         raise checkpoints.CheckpointError(
             f"{folder}: not resumed, this is another run ({'; '.join(changes[:5])}); --force does it all the same"
         )
-    checkpoints.load_weights(run.bare, checkpoints.read_tensors(folder, "model.safetensors"))
+    checkpoints.load_weights(run.trained, checkpoints.read_tensors(folder, "model.safetensors"))
     tensors = checkpoints.read_tensors(folder, "optimizer.safetensors")
-    checkpoints.load_optimizers(run.optimizers, run.bare, tensors)
+    checkpoints.load_optimizers(run.optimizers, run.trained, tensors)
     run.state = State(**record["state"])
     if run.average is not None:
         checkpoints.load_weights(run.average.module, checkpoints.read_tensors(folder, "average.safetensors"))
@@ -442,9 +465,7 @@ def _changes(old: Any, new: Any, where: str = "") -> Iterator[str]:
 def finish(run: Run) -> None:
     """Put the weights that the recipe asks for into the model: the last, the best, or an average."""
     choice, spec = run.recipe.optimisation.final_weights, run.recipe.optimisation
-    if choice == "ema" and run.average is not None:
-        checkpoints.load_weights(run.bare, checkpoints.weights(run.average.module))
-    elif choice == "best" and (best := run.store.best()) is not None:
+    if choice == "best" and (best := run.store.best()) is not None:
         checkpoints.load_weights(run.bare, checkpoints.read_tensors(best, "model.safetensors"))
     elif choice == "mean":
         folders = run.store.complete()[: spec.mean_of]
@@ -453,6 +474,9 @@ def finish(run: Run) -> None:
             for name, tensor in checkpoints.read_tensors(folder, "model.safetensors").items():
                 sums[name] = sums.get(name, 0) + tensor.double() / len(folders)
         checkpoints.load_weights(run.bare, sums)
+    elif (measured := _measured(run)) is not run.bare:
+        checkpoints.load_weights(run.bare, checkpoints.weights(measured))
+    run.bare.to(run.accelerator.device)
 
 
 class _Signals:

@@ -1,19 +1,17 @@
 """What a run reports: a line of JSON per measurement, scores of translations, and a picture of the curves."""
 
 import json
-import os
+import shutil
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
 from sacrebleu.metrics import BLEU, CHRF
 
-from .checkpoints import write_text
+from hf_scratch_transformer.insight.pictures import curves, read_metrics, save
 
-# Scores of which more is better; for everything else (losses, perplexities) less is.
-RISING = ("bleu", "bleu_lowercase", "chrf", "exact_match", "masked_accuracy")
+from .checkpoints import write_text
 
 
 class Log:
@@ -35,10 +33,7 @@ class Log:
 
 def read(path: Path) -> list[dict[str, Any]]:
     """The measurements of a log, oldest first; a last line cut off by a kill is left out."""
-    if not path.exists():
-        return []
-    lines = path.read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines[:-1] if line]
+    return read_metrics(path) if path.exists() else []
 
 
 def translation_scores(outputs: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
@@ -69,22 +64,11 @@ def grouped_scores(
 
 def draw(lines: Sequence[dict[str, Any]], path: Path) -> None:
     """The curves of a run as a PNG: training loss red, evaluation loss blue, and beside it the score that rises."""
-    evaluations = [line for line in lines if line["event"] == "evaluation"]
-    rising = next((name for name in RISING if any(name in line for line in evaluations)), None)
-    figure = Figure(figsize=(10 if rising else 5.5, 4), layout="constrained")
-    panels = figure.subplots(1, 2 if rising else 1, squeeze=False)[0]
-    training = [line for line in lines if line["event"] == "train"]
-    for name, values, color in (("training", training, "red"), ("evaluation", evaluations, "blue")):
-        panels[0].plot([v["step"] for v in values], [v["loss"] for v in values], color=color, label=name)
-    panels[0].set(xlabel="step", ylabel="loss, nats a token", title="Loss")
-    panels[0].legend()
-    if rising:
-        scored = [line for line in evaluations if rising in line]
-        panels[1].plot([v["step"] for v in scored], [v[rising] for v in scored], color="blue", marker=".")
-        name = {"bleu": "BLEU"}.get(rising, rising.replace("_", " "))
-        panels[1].set(xlabel="step", ylabel=name, title=f"{name} on the evaluation rows")
-    for panel in panels:
-        panel.grid(alpha=0.3)
-    temporary = path.with_name(f".{path.name}")
-    figure.savefig(temporary, dpi=120, format="png")
-    os.replace(temporary, path)
+    save(curves({path.parent.name: lines}), path)
+
+
+def copy_card(run: Path, folder: Path) -> None:
+    """What a run says of its model, for a place that holds no weights: `model_cards/` of this project."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("model/README.md", "curves.png", "metrics.jsonl", "recipe.yaml", "environment.json"):
+        shutil.copy(run / name, folder)

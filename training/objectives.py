@@ -152,18 +152,19 @@ class _Windows(Objective):
         self.window = recipe.data.window
 
     def plan(self, corpus: Corpus, rng: np.random.Generator | None) -> list[np.ndarray]:
-        """Batches of windows, each [windows, 2]: first token, and the one after the last."""
+        """Batches of windows, each [windows, 3]: first token, the one after the last, first that counts."""
         size, end = self.window, self.end(corpus)
+        step = size if rng is not None else self.recipe.evaluation.stride or size
         if end < 1:
             raise RecipeError("data: the corpus is too short for a single prediction")
         if rng is not None and self.recipe.data.random_windows:
             starts = rng.integers(0, max(1, end - size + 1), size=max(1, end // size))
-            windows = np.stack([starts, np.minimum(starts + size, end)], axis=1)
+            windows = np.stack([starts, np.minimum(starts + size, end), starts], axis=1)
         else:
             # Another phase each time: no token is always the first of its window, and none is left out.
             phase = size if rng is None else int(rng.integers(1, size + 1))
-            edges = np.unique(np.concatenate([[0], np.arange(phase, end, size), [end]]))
-            windows = np.stack([edges[:-1], edges[1:]], axis=1)
+            edges = np.unique(np.concatenate([[0], np.arange(phase, end, step), [end]]))
+            windows = np.stack([np.maximum(edges[:-1] + step - size, 0), edges[1:], edges[:-1]], axis=1)
             if rng is not None:
                 windows = windows[rng.permutation(len(windows))]
         rows = max(1, self.recipe.data.batch_tokens // size)
@@ -174,10 +175,10 @@ class _Windows(Objective):
         """How many tokens of the stream can be the input of a prediction."""
 
     def cut(self, corpus: Corpus, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Places in the stream and whether they are real, both [windows, window], and positions in each document."""
-        starts, stops = windows[:, :1], windows[:, 1:]
+        """Places in the stream and whether they count, both [windows, window], and positions in each document."""
+        starts, stops, counted = windows[:, :1], windows[:, 1:2], windows[:, 2:]
         places = starts + np.arange(int((stops - starts).max()))
-        real = places < stops
+        real = (counted <= places) & (places < stops)
         places = np.minimum(places, stops - 1)
         if not self.recipe.data.separate_documents:
             return places, real, None

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Shard
 from torch.optim import AdamW, Optimizer
 from transformers import PreTrainedModel
 
@@ -19,7 +20,8 @@ class Muon(torch.optim.Muon):
 
     torch 2.13 takes one matrix after the other, always in bfloat16. For the 72 matrices of a small translator, on 2
     cores, that costs 241 ms a step; together they cost 33 ms in single precision, and a fifth of it in bfloat16 on a
-    CPU that has it in hardware. State, arguments and the result up to rounding are torch's.
+    CPU that has it in hardware. State, arguments and the result up to rounding are torch's. Of sharded matrices each
+    process orthogonalises its share.
     """
 
     @torch.no_grad()
@@ -64,6 +66,11 @@ def orthogonalised(matrices: Tensor, coefficients: tuple[float, float, float], s
 
     In bfloat16, which the iteration tolerates, where the hardware multiplies it.
     """
+    if isinstance(matrices, DTensor):  # a part of each matrix in each process -> some matrices, whole -> and back
+        mine = matrices.redistribute(placements=[Shard(0)])
+        done = orthogonalised(mine.to_local(), coefficients, steps, eps)
+        theirs = DTensor.from_local(done, mine.device_mesh, mine.placements, shape=mine.shape, stride=matrices.stride())
+        return theirs.redistribute(placements=matrices.placements)
     a, b, c = coefficients
     x = matrices.bfloat16() if multiplies_bfloat16(matrices.device.type) else matrices
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=eps)

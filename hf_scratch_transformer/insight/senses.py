@@ -2,8 +2,9 @@
 
 The measure of Loureiro et al. (2021), "Analysis and Evaluation of Language Models for Word Sense Disambiguation": a
 sense's vector is the mean of the word's contextual vectors over the training sentences of that sense, a test sentence
-takes the sense whose vector is nearest by cosine, and the score of a word is the macro-averaged F1 of its senses. As
-there, a contextual vector is the sum of the last four layers, averaged over the pieces that the word is split into.
+takes the sense whose vector is nearest by cosine, and the score of a word is the macro-averaged F1 of its senses. A
+contextual vector is the last hidden state, averaged over the pieces that the word is split into; there, with BERT, it
+is the sum of the last four.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-LAST_LAYERS = 4
+LAST_LAYERS = 1
 FIGURES = ("accuracy", "macro_f1", "most_frequent")
 COLUMNS = ("word", "split", "sense", "position", "sentence")
 

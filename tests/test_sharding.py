@@ -1,0 +1,147 @@
+"""FSDP2: two processes with half of everything each train, save, resume and publish as one process does."""
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import AutoModel
+
+from tests import tiny_runs
+from training import metrics, optimisation, sharding
+from training.arguments import RecipeError
+
+ASKED = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}  # what `accelerate launch --use_fsdp` sets
+OPTIONS = {"adamw": {"optimizer": "adamw", "final_weights": "ema", "ema_decay": 0.5}, "muon": {"optimizer": "muon"}}
+OBJECTIVES = {"adamw": "translation", "muon": "causal_lm"}
+
+# Both processes do all these runs: starting costs more than running.
+PROGRAM = """
+import os, sys
+from pathlib import Path
+import torch
+from accelerate import Accelerator
+from torch.distributed.tensor import DTensor
+from tests import tiny_runs
+from training import __main__, loop, optimisation
+
+class Killed(BaseException):
+    pass
+
+def dying(run, group):
+    if run.state.step == 4:
+        raise Killed
+    return honest(run, group)
+
+def looking(run, group):
+    norm = honest(run, group)
+    states = [entry for o in run.optimizers for state in o.state.values() for entry in state.values() if entry.ndim]
+    for tensor in [*run.trained.parameters(), *states]:
+        assert isinstance(tensor, DTensor) and tensor.to_local().numel() < max(tensor.numel(), 2)
+    return norm
+
+Accelerator.end_training = lambda self: None  # which would end the process group with the first run
+optimisation.multiplies_bfloat16 = lambda device: False
+honest, folder = loop._step, Path(sys.argv[1])
+for kind in ("adamw", "muon"):
+    recipe = folder / kind / "recipe.yaml"
+    loop._step = looking
+    assert tiny_runs.run(recipe, folder / kind / "whole") == 0
+    loop._step = dying
+    try:
+        tiny_runs.run(recipe, folder / kind / "killed")
+        raise AssertionError
+    except Killed:
+        pass
+    loop._step = honest
+    assert tiny_runs.run(recipe, folder / kind / "killed", "--resume") == 0
+sys.stdout.flush()
+os._exit(0)  # as `python -m training` ends
+"""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Runs of two processes in folder/{adamw,muon}/{whole,killed}, and of one in folder/{adamw,muon}/one."""
+    folder = tmp_path_factory.mktemp("sharding")
+    (folder / "program.py").write_text(PROGRAM, encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(optimisation, "multiplies_bfloat16", lambda device: False)  # which would blur the last digits
+        for kind, optimisation_options in OPTIONS.items():
+            (folder / kind).mkdir()
+            recipe = tiny_runs.write_recipe(
+                folder / kind,
+                OBJECTIVES[kind],
+                model={"dropout": 0.0, "tie_word_embeddings": kind == "adamw"},
+                optimisation=optimisation_options | {"accumulation": 2, "max_steps": 6, "warmup_steps": 2},
+                evaluation={"every_steps": 3},
+                checkpoints={"every_steps": 2, "keep_last": 5},
+            )
+            assert tiny_runs.run(recipe, folder / kind / "one") == 0
+    tiny_runs.launch(folder / "program.py", folder, **ASKED)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"FSDP_VERSION": "1"}, "give --fsdp_version 2"),
+        ({"FSDP_OFFLOAD_PARAMS": "true"}, "--fsdp_offload_params true"),
+        ({"FSDP_ACTIVATION_CHECKPOINTING": "true"}, "--fsdp_activation_checkpointing true"),
+    ],
+)
+def test_what_would_be_left_undone_is_refused(asked, message, monkeypatch):
+    for name, value in (ASKED | asked).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RecipeError, match=message):
+        sharding.settings(SimpleNamespace(num_processes=2))
+    assert sharding.settings(SimpleNamespace(num_processes=1)) is None, "nobody to share with"
+
+
+def events(output: Path, event: str) -> list[dict]:
+    return [line for line in metrics.read(output / "metrics.jsonl") if line["event"] == event]
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_two_processes_with_half_of_the_weights_give_the_losses_of_one(kind, runs):
+    one, two = tiny_runs.losses(runs / kind / "one"), tiny_runs.losses(runs / kind / "whole")
+    assert one.keys() == two.keys() and len(one) == 6
+    assert max(abs(one[step] - two[step]) for step in one) < 1e-5
+    for event in ("evaluation", "test"):
+        measured = [[line["loss"] for line in events(runs / kind / name, event)] for name in ("one", "whole")]
+        assert measured[0] == pytest.approx(measured[1], abs=1e-5) and measured[0]
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_a_sharded_run_resumes_bit_for_bit(kind, runs):
+    whole, killed = runs / kind / "whole", runs / kind / "killed"
+    assert tiny_runs.losses(whole) == tiny_runs.losses(killed)
+    one, other = tiny_runs.weights(whole), tiny_runs.weights(killed)
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_what_sharded_runs_write_is_what_one_process_writes(kind, runs):
+    one, two = runs / kind / "one", runs / kind / "whole"
+    assert {path.name for path in (one / "model").iterdir()} == {path.name for path in (two / "model").iterdir()}
+    files = sorted(path.relative_to(one) for path in one.glob("**/*.safetensors"))
+    assert files == sorted(path.relative_to(two) for path in two.glob("**/*.safetensors")) and len(files) > 3
+    for file in files:
+        mine, theirs = tiny_runs.load_file(one / file), tiny_runs.load_file(two / file)
+        assert mine.keys() == theirs.keys()
+        for name in mine:
+            torch.testing.assert_close(mine[name], theirs[name], atol=1e-3, rtol=1e-3)
+    AutoModel.from_pretrained(two / "model")
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_one_process_goes_on_from_the_checkpoint_of_two(kind, runs, tmp_path, monkeypatch):
+    monkeypatch.setattr(optimisation, "multiplies_bfloat16", lambda device: False)
+    shutil.copytree(runs / kind / "whole", tmp_path / "run")
+    for step in (5, 6):
+        shutil.rmtree(tmp_path / "run" / "checkpoints" / f"step-{step:08d}", ignore_errors=True)
+    assert tiny_runs.run(runs / kind / "recipe.yaml", tmp_path / "run", "--resume") == 0
+    one, resumed = tiny_runs.losses(runs / kind / "one"), tiny_runs.losses(tmp_path / "run")
+    assert one.keys() == resumed.keys()
+    assert max(abs(one[step] - resumed[step]) for step in one) < 1e-5
