@@ -1,0 +1,128 @@
+"""Fine-tuning with the plain Trainer: what it is fed, what it leaves behind, what it refuses."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from transformers import AutoModelForTokenClassification, AutoTokenizer, EvalPrediction
+
+from hf_scratch_transformer import ScratchEncoderForMaskedLM
+from hf_scratch_transformer.hub import check_complete
+from hf_scratch_transformer.insight import senses
+from hf_scratch_transformer.tokenization import config_fields, train_tokenizer
+from tests import tiny
+from training import finetune
+
+ROWS = [
+    ("bank", "shore", "we sat on the bank of the river"),
+    ("bank", "money", "she asked the bank for a loan"),
+    ("bat", "animal", "a bat slept in the cave"),
+    ("bat", "club", "he swung the bat at the ball"),
+]
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    """A recipe beside its data and a tiny encoder."""
+    tokenizer = train_tokenizer([text for _, _, text in ROWS], family="encoder", vocab_size=90, min_frequency=1)
+    tiny.model(ScratchEncoderForMaskedLM, **config_fields(tokenizer, "encoder")).save_pretrained(tmp_path / "encoder")
+    tokenizer.save_pretrained(tmp_path / "encoder")
+    lines = [
+        f"{word}\t{split}\t{sense}\t\t{text}"
+        for split, times in (("train", 10), ("test", 1))
+        for word, sense, text in ROWS * times
+    ]
+    (tmp_path / "senses.tsv").write_text("word\tsplit\tsense\tposition\tsentence\n" + "\n".join(lines) + "\n")
+    entries = {
+        "model": str(tmp_path / "encoder"),
+        "data": str(tmp_path / "senses.tsv"),
+        "output_dir": str(tmp_path / "run"),
+        "max_steps": 40,
+        "per_device_train_batch_size": 8,
+        "learning_rate": 1e-2,
+        "logging_steps": 10,
+        "eval_strategy": "steps",
+        "eval_steps": 20,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "use_cpu": True,
+    }
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(entries))
+    return path
+
+
+def test_a_run_learns_and_leaves_a_complete_repository(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    card = recipe.with_name("card")
+    assert finetune.main([str(recipe), "--logging_steps", "5", "--model_card", str(card)]) == 0
+    run = recipe.with_name("run")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steps = {
+        event: [line["step"] for line in lines if line["event"] == event] for event in ("train", "evaluation", "test")
+    }
+    assert steps == {"train": list(range(5, 41, 5)), "evaluation": [20, 40], "test": [40]}
+    assert lines[-1]["accuracy"] == lines[-1]["f1"] == 100
+    assert f"test accuracy: {lines[-1]['accuracy']:.4g}" in capsys.readouterr().out
+    check_complete(run / "model")
+    assert "training.finetune" in (run / "model" / "README.md").read_text()
+    assert {path.name for path in card.iterdir()} == {
+        "README.md",
+        "curves.png",
+        "environment.json",
+        "metrics.jsonl",
+        "recipe.yaml",
+    }
+    assert yaml.safe_load((run / "recipe.yaml").read_text())["logging_steps"] == 5
+    model = AutoModelForTokenClassification.from_pretrained(run / "model")
+    assert set(model.config.id2label.values()) == {f"{word}/{sense}" for word, sense, _ in ROWS}
+    assert finetune.main([str(recipe)]) == 2
+    assert "holds a finished run" in capsys.readouterr().err
+
+
+def test_only_the_first_piece_of_the_word_has_a_label(recipe: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(recipe.with_name("encoder"))
+    words = senses.read(recipe.with_name("senses.tsv"))
+    dataset = finetune.rows(
+        words, "test", {"bank/shore": 0, "bank/money": 1, "bat/animal": 2, "bat/club": 3}, tokenizer, 32
+    )
+    for row, label in zip(dataset, range(4), strict=True):
+        (place,) = [index for index, value in enumerate(row["labels"]) if value != finetune.IGNORED]
+        assert row["labels"][place] == label
+        assert tokenizer.decode(row["input_ids"][place]).startswith("ba")
+        assert not tokenizer.decode(row["input_ids"][place - 1]).startswith("ba")
+
+
+def test_scores_are_means_over_words() -> None:
+    names = ["bank/a", "bank/b", "bat/a"]
+    labels = np.array([[-100, 0], [1, -100], [-100, 2], [2, -100]])
+    predictions = np.array([[9, 0], [0, 9], [9, 2], [2, 9]])
+    found = finetune.scores(EvalPrediction(predictions, labels), names)
+    assert found["accuracy"] == 75
+    assert found["f1"] == pytest.approx((100 * (2 / 3 + 0) / 2 + 100) / 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--validation", "1"], "validation: 1.0 must be above 0 and below 1"),
+        (["--learning_rates", "1"], "unknown: --learning_rates 1"),
+        (["--data", "nowhere"], "nowhere is no tab-separated file"),
+    ],
+)
+def test_what_is_wrong_is_one_line(
+    recipe: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert finetune.main([str(recipe), *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+    assert not recipe.with_name("run").exists()
+
+
+def test_a_sense_without_training_sentences_is_named(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with recipe.with_name("senses.tsv").open("a") as file:
+        file.write("bat\ttest\tblink\t\twithout batting an eye he bat\n")
+    assert finetune.main([str(recipe)]) == 2
+    assert "the sense 'blink' of 'bat' is tested" in capsys.readouterr().err

@@ -1,0 +1,198 @@
+"""Fine-tune an encoder with nothing but transformers' `Trainer`: tell the senses of words apart, each a token's label.
+
+python -m training.finetune RECIPE.yaml [--key value ...]
+
+A recipe holds the fields of `Task` and of `transformers.TrainingArguments`. The run's folder has the layout of
+`python -m training`: `recipe.yaml`, `metrics.jsonl`, `curves.png`, `model/`.
+"""
+
+import json
+import os
+import shlex
+import shutil
+import statistics
+import sys
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import transformers
+import yaml
+from datasets import Dataset
+from transformers import (
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    DataCollatorForTokenClassification,
+    EvalPrediction,
+    HfArgumentParser,
+    PreTrainedTokenizerBase,
+    Trainer,
+    TrainingArguments,
+)
+
+from hf_scratch_transformer import hub
+from hf_scratch_transformer.insight import senses
+
+from . import checkpoints, metrics
+from .arguments import RecipeError, environment
+
+IGNORED = -100  # label of a token that is not the word in question
+
+
+@dataclass
+class Task:
+    """What is fine-tuned, and on what."""
+
+    model: str = field(metadata={"help": "folder or Hub id of an encoder with its tokenizer"})
+    data: str = field(metadata={"help": "labelled sentences, as `scratch-transformer senses` reads them"})
+    validation: float = field(default=0.1, metadata={"help": "share of the training sentences kept for evaluation"})
+    model_card: str | None = field(default=None, metadata={"help": "folder for the card and the records, no weights"})
+
+    def __post_init__(self) -> None:
+        if not 0 < self.validation < 1:
+            raise RecipeError(f"validation: {self.validation} must be above 0 and below 1")
+
+
+def main(argv: list[str]) -> int:
+    """Run a recipe; returns the exit code: 0, or 2 after one line on what is wrong with it."""
+    try:
+        finetune(*parse(argv))
+    except (RecipeError, ValueError, OSError) as error:
+        print(f"training.finetune: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def parse(argv: list[str]) -> tuple[Task, TrainingArguments]:
+    """The recipe's entries, and after them the command line's, which win."""
+    if not argv or argv[0].startswith("-"):
+        raise RecipeError("usage: python -m training.finetune RECIPE.yaml [--key value ...]")
+    try:
+        entries = yaml.safe_load(Path(argv[0]).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise RecipeError(f"{argv[0]}: cannot be read as a YAML recipe: {error}") from None
+    if not isinstance(entries, dict):
+        raise RecipeError(f"{argv[0]}: a recipe is a mapping of keys to values")
+    words = [word for key, value in entries.items() for word in (f"--{key}", str(value))]
+    parser = HfArgumentParser((Task, TrainingArguments))
+    *parsed, unknown = parser.parse_args_into_dataclasses([*words, *argv[1:]], return_remaining_strings=True)
+    if unknown:
+        raise RecipeError(f"unknown: {' '.join(unknown)}")
+    return parsed[0], parsed[1]
+
+
+def finetune(task: Task, arguments: TrainingArguments) -> None:
+    """Train, measure on the test sentences, and write the run's folder."""
+    folder = Path(arguments.output_dir)
+    if (folder / "model").exists():
+        raise RecipeError(f"output_dir: {folder} holds a finished run")
+    words = senses.read(task.data)
+    names = sorted({f"{word}/{sense}" for word, some in words.items() for _, sense in some.train})
+    label_of = {name: label for label, name in enumerate(names)}
+    tokenizer = AutoTokenizer.from_pretrained(task.model)
+    model = AutoModelForTokenClassification.from_pretrained(task.model, id2label=dict(enumerate(names)))
+    limit = model.config.max_position_embeddings
+    whole = rows(words, "train", label_of, tokenizer, limit).train_test_split(task.validation, seed=arguments.seed)
+    test = rows(words, "test", label_of, tokenizer, limit)
+    trainer = Trainer(
+        model,
+        arguments,
+        DataCollatorForTokenClassification(tokenizer),
+        train_dataset=whole["train"],
+        eval_dataset=whole["test"],
+        compute_metrics=lambda prediction: scores(prediction, names),
+        preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1),
+    )
+    trainer.train()
+    results = {key.removeprefix("test_"): value for key, value in trainer.predict(test).metrics.items()}
+    results = {key: results[key] for key in ("accuracy", "f1", "loss")}
+    print(", ".join(f"test {key}: {value:.4g}" for key, value in results.items()))
+    if trainer.is_world_process_zero():
+        write(task, arguments, trainer, tokenizer, results, rows={name: len(part) for name, part in whole.items()})
+
+
+def rows(
+    words: dict[str, senses.Examples],
+    split: str,
+    label_of: dict[str, int],
+    tokenizer: PreTrainedTokenizerBase,
+    limit: int,
+) -> Dataset:
+    """Tokens and labels of each sentence, cut around the word to `limit` tokens; its first piece alone has a label."""
+
+    def encode(word: str, occurrence: senses.Occurrence, sense: str) -> dict[str, list[int]]:
+        if f"{word}/{sense}" not in label_of:
+            raise ValueError(f"the sense {sense!r} of {word!r} is tested and not in the training sentences")
+        near = senses.cut(tokenizer, occurrence, limit)
+        encoded = tokenizer(list(near.words), is_split_into_words=True)
+        labels = [IGNORED] * len(encoded["input_ids"])
+        labels[encoded.word_ids().index(near.position)] = label_of[f"{word}/{sense}"]
+        return {"input_ids": encoded["input_ids"], "attention_mask": encoded["attention_mask"], "labels": labels}
+
+    return Dataset.from_list(
+        [encode(word, *example) for word, some in words.items() for example in getattr(some, split)]
+    )
+
+
+def scores(prediction: EvalPrediction, names: list[str]) -> dict[str, float]:
+    """Accuracy over all sentences, and macro-F1 averaged over words, both in percent."""
+    real = prediction.label_ids != IGNORED
+    predicted, gold = np.asarray(prediction.predictions)[real], prediction.label_ids[real]
+    by_word: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for guess, right in zip(predicted.tolist(), gold.tolist(), strict=True):
+        by_word[names[right].partition("/")[0]].append((names[guess], names[right]))
+    macro = [senses.macro_f1(*zip(*pairs, strict=True)) for pairs in by_word.values()]
+    return {"accuracy": 100 * float((predicted == gold).mean()), "f1": 100 * statistics.mean(macro)}
+
+
+def write(
+    task: Task,
+    arguments: TrainingArguments,
+    trainer: Trainer,
+    tokenizer: PreTrainedTokenizerBase,
+    results: dict[str, float],
+    rows: dict[str, int],
+) -> None:
+    """The run's folder: what was done, what came of it, and a complete Hub repository in `model/`."""
+    folder = Path(arguments.output_dir)
+    recipe = {name: value for name, value in vars(task).items() if name != "model_card"} | arguments.to_sanitized_dict()
+    about = environment(arguments.device, arguments.world_size, "training.finetune")
+    lines = [dict(line, event="evaluation" if "eval_loss" in line else "train") for line in trainer.state.log_history]
+    lines = [
+        {key.removeprefix("eval_"): value for key, value in line.items()}
+        for line in lines
+        if "loss" in line or "eval_loss" in line
+    ] + [{"event": "test", "step": trainer.state.global_step, **results}]
+    checkpoints.write_text(folder / "recipe.yaml", yaml.safe_dump(recipe, sort_keys=False))
+    checkpoints.write_text(folder / "environment.json", json.dumps(about, indent=1) + "\n")
+    checkpoints.write_text(folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    metrics.draw(lines, folder / "curves.png")
+    temporary = folder / ".model"
+    shutil.rmtree(temporary, ignore_errors=True)
+    trainer.model.save_pretrained(temporary)
+    tokenizer.save_pretrained(temporary)
+    shutil.copy(folder / "curves.png", temporary)
+    command = shlex.join(about.pop("command"))
+    records = hub.RunRecords(
+        name=folder.name,
+        command=command,
+        dataset=Path(task.data).name,
+        data={"training rows": rows["train"], "evaluation rows": rows["test"], "fine-tuned from": task.model},
+        languages=("en",),
+        example="the fisherman sat on the bank of the river .",
+        recipe=recipe,
+        environment=about,
+        metrics=lines,
+        results={"test": results},
+    )
+    hub.write_model_card(temporary, records)
+    os.replace(temporary, folder / "model")
+    if task.model_card is not None:
+        metrics.copy_card(folder, Path(task.model_card))
+    print(f"the run is in {folder}, the model in {folder / 'model'}")
+
+
+if __name__ == "__main__":
+    transformers.utils.logging.set_verbosity_error()
+    sys.exit(main(sys.argv[1:]))
