@@ -172,15 +172,14 @@ def linear_cross_entropy(
     with them at hand, their gradients are computed too, so that the widest product of a model is not done again.
     """
     device = hidden_states.device.type
-    if torch.is_autocast_enabled(device):
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
-        hidden_states, weight, bias = (x if x is None else x.to(dtype) for x in (hidden_states, weight, bias))
-    return _linear_cross_entropy(hidden_states, weight, bias, targets, label_smoothing, torch.is_grad_enabled())[0]
+        hidden_states, weight = hidden_states.to(dtype), weight.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
+    return _as_one_operation(hidden_states, weight, bias, targets, label_smoothing, torch.is_grad_enabled())[0]
 
 
-# To torch.compile one operation, since how often its loop runs depends on how many targets a batch has.
-@torch.library.custom_op("scratch_transformer::linear_cross_entropy", mutates_args=())
-def _linear_cross_entropy(
+def cross_entropy_in_chunks(
     hidden_states: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -219,7 +218,13 @@ def _linear_cross_entropy(
     return loss, gradients, weight_gradient.to(weight.dtype), bias_gradient.to(weight.dtype)
 
 
-@_linear_cross_entropy.register_fake
+# To torch.compile one operation, since how often its loop runs depends on how many targets a batch has.
+_as_one_operation = torch.library.custom_op(
+    "scratch_transformer::linear_cross_entropy", cross_entropy_in_chunks, mutates_args=()
+)
+
+
+@_as_one_operation.register_fake
 def _(hidden_states, weight, bias, targets, label_smoothing, with_gradients):  # type: ignore[no-untyped-def]
     shape = weight.shape if with_gradients else (0,)
     bias_shape = len(weight) if with_gradients and bias is not None else 0
@@ -227,7 +232,7 @@ def _(hidden_states, weight, bias, targets, label_smoothing, with_gradients):  #
     return loss, torch.empty_like(hidden_states), weight.new_empty(shape), weight.new_empty(bias_shape)
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.has_bias = inputs[2] is not None
     ctx.save_for_backward(*output[1:])
 
@@ -237,4 +242,4 @@ def _backward(ctx: Any, grad: Tensor, *unused: Any) -> tuple[Tensor | None, ...]
     return by_states, by_weight, by_bias if ctx.has_bias else None, None, None, None
 
 
-_linear_cross_entropy.register_autograd(_backward, setup_context=_remember)
+_as_one_operation.register_autograd(_backward, setup_context=_keep_gradients)
