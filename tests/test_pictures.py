@@ -190,7 +190,7 @@ def test_rows_of_a_translation_are_the_tokens_it_writes():
     shown = pictures.attention_weights(model, vocabulary, RIVER)
     source = vocabulary([RIVER], return_tensors="pt")
     written = model.generate(**source, do_sample=False, max_new_tokens=2 * source["input_ids"].numel() + 10)[0, 1:]
-    assert shown.rows == pictures._readable(vocabulary, written)
+    assert shown.rows == pictures.readable(vocabulary, written)
     assert shown.columns[:2] == ["She", "sat"] and shown.columns[-1] == "</s>"
     again = pictures.attention_weights(model, vocabulary, RIVER, of="decoder")
     assert again.rows[0] == "<s>" and again.rows[1:] == shown.rows[:-1], "it reads what it wrote, one step later"
@@ -199,14 +199,14 @@ def test_rows_of_a_translation_are_the_tokens_it_writes():
 
 def test_tokens_are_written_as_people_read_them():
     vocabulary = tokenizer("seq2seq")
-    tokens = pictures._readable(vocabulary, vocabulary("Sie saß zählte $5", return_tensors="pt")["input_ids"][0])
+    tokens = pictures.readable(vocabulary, vocabulary("Sie saß zählte $5", return_tensors="pt")["input_ids"][0])
     assert tokens == ["Sie", "saß", "zählte", "$", "5", "</s>"]
     letters = train_tokenizer(["a b\tc\nd"], family="decoder", algorithm="char")
-    tokens = pictures._readable(letters, letters("a b\tc\nd", return_tensors="pt")["input_ids"][0])
+    tokens = pictures.readable(letters, letters("a b\tc\nd", return_tensors="pt")["input_ids"][0])
     assert tokens == ["a", "␣", "b", "⇥", "c", "↵", "d"]
     odd = vocabulary("你\x01\x1d", return_tensors="pt")["input_ids"][0]  # bytes of a letter; signs without a shape
     assert len(odd) == 6
-    assert all(token.isprintable() and "\ufffd" not in token for token in pictures._readable(vocabulary, odd))
+    assert all(token.isprintable() and "\ufffd" not in token for token in pictures.readable(vocabulary, odd))
 
 
 @pytest.mark.parametrize("text", ["Bank.", RIVER, LONG])
@@ -277,7 +277,7 @@ def test_a_words_vectors_are_the_learned_one_and_those_of_its_sentences(family):
     assert torch.equal(shown.learned[0], shown.learned[1])
     assert not torch.allclose(shown.contextual[0], shown.contextual[1], atol=0.1)
     tokens = vocabulary(RIVER, return_tensors="pt")
-    place = pictures._readable(vocabulary, tokens["input_ids"][0]).index("bank")
+    place = pictures.readable(vocabulary, tokens["input_ids"][0]).index("bank")
     stack = model.model.encoder if family == "seq2seq" else model.model
     with torch.no_grad():
         learned = stack.embeddings.word_embeddings(tokens["input_ids"])[0, place]

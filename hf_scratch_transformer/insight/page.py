@@ -24,15 +24,15 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from .pictures import (
-    _encode,
-    _limit,
-    _readable,
     attention,
     attention_weights,
     embedding_shift,
+    encode,
+    limit,
+    readable,
     word_vectors,
 )
-from .plot import _open, open_model, open_tokenizer
+from .plot import open_model, open_tokenizer
 from .presets import read_config
 
 CANDIDATES = 12  # shown of a distribution over the vocabulary
@@ -49,19 +49,11 @@ def open_folder(source: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """
     saved = (read_config(source).architectures or [""])[0]
     head = next((auto_class for end, auto_class in HEADS.items() if saved.endswith(end)), None)
-    if head is None:
-        model = open_model(source)
-    else:
-        options = {"use_safetensors": True, "attn_implementation": "eager", "output_loading_info": True}
-        model, found = _open(head, source, **options)
-        if missing := sorted(found["missing_keys"]):
-            raise ValueError(
-                f"{source}: {len(missing)} weights of {type(model).__name__} are missing, {missing[0]} first"
-            )
+    model = open_model(source, head)
     tokenizer = open_tokenizer(source)
     if head is AutoModelForMaskedLM and tokenizer.mask_token is None:
         raise ValueError(f"{source}: its tokenizer has no mask_token, so that no word can be asked for")
-    return model.eval(), tokenizer
+    return model, tokenizer
 
 
 @torch.inference_mode()
@@ -78,7 +70,7 @@ def translate(
         ValueError: an empty text, one that is too long, or a layer or head that the model does not have.
     """
     inputs = _typed(model, tokenizer, text)
-    longest = min(2 * inputs["input_ids"].shape[-1] + 10, _limit(model) - 1)
+    longest = min(2 * inputs["input_ids"].shape[-1] + 10, limit(model) - 1)
     written = model.generate(**inputs, max_new_tokens=longest)
     translation = tokenizer.decode(written[0], skip_special_tokens=True)
     weights = attention_weights(model, tokenizer, text, translation)
@@ -114,7 +106,7 @@ def continuation(
     """
     inputs = _typed(model, tokenizer, text)
     length = inputs["input_ids"].shape[-1]
-    room = _limit(model) - length
+    room = limit(model) - length
     if room < 1:
         raise ValueError(f"text has {length} tokens, all that the model has positions for: shorten it to have it go on")
     options = {"do_sample": True, "num_beams": 1, "top_k": 0, "top_p": 1.0}
@@ -148,13 +140,13 @@ def moved_word(
 def _typed(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str) -> Any:
     if not text.strip():  # to many tokenizers, an end-of-sentence token all the same
         raise ValueError("text is empty: type something")
-    return _encode(model, tokenizer, text)
+    return encode(model, tokenizer, text)
 
 
 def _likeliest(tokenizer: PreTrainedTokenizerBase, logits: Tensor) -> dict[str, float]:
     """Logits (V,) as the best tokens' names and probabilities."""
     best = logits.float().softmax(-1).topk(min(CANDIDATES, len(logits)))
-    names, tokens = _readable(tokenizer, best.indices), tokenizer.convert_ids_to_tokens(best.indices.tolist())
+    names, tokens = readable(tokenizer, best.indices), tokenizer.convert_ids_to_tokens(best.indices.tolist())
     # With and without the space before it, a word reads the same: then both stay as the tokenizer writes them.
     unlike = [name if names.count(name) == 1 else token for name, token in zip(names, tokens, strict=True)]
     return dict(zip(unlike, best.values.tolist(), strict=True))
@@ -203,7 +195,7 @@ def _next_token_tab(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) 
             text = gradio.Textbox(label="Text", placeholder="A text to go on with", lines=3)
             temperature = gradio.Slider(0.1, 2, value=1, step=0.1, label="Temperature")
             button = gradio.Button("Predict", variant="primary")
-            most = min(500, _limit(model) - 1)
+            most = min(500, limit(model) - 1)
             new_tokens = gradio.Slider(1, most, value=min(100, most), step=1, label="Tokens to generate, at most")
             generate = gradio.Button("Generate")
             written = gradio.Textbox(label="Continuation", lines=3)

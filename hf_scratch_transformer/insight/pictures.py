@@ -195,8 +195,8 @@ def attention_weights(
     if target is not None and not two_stacks:
         raise ValueError(f"target={target!r}: {name} is no encoder-decoder, it reads one text")
     model.eval()
-    inputs = _encode(model, tokenizer, text)
-    source = _readable(tokenizer, inputs["input_ids"][0])
+    inputs = encode(model, tokenizer, text)
+    source = readable(tokenizer, inputs["input_ids"][0])
     if not two_stacks:
         weights = model(**inputs, output_attentions=True).attentions
         return Attention(_stacked(weights, name), source, source, "self-attention", name)
@@ -205,20 +205,20 @@ def attention_weights(
         return Attention(_stacked(weights, name), source, source, "encoder self-attention", name)
 
     if target is not None:
-        written = _encode(model, tokenizer, target, "text_target")["input_ids"]
+        written = encode(model, tokenizer, target, "text_target")["input_ids"]
         read = torch.cat((written.new_tensor([[_start(model)]]), written[:, :-1]), dim=1)
     elif model.can_generate():
-        longest = min(2 * len(source) + 10, _limit(model) - 1)
+        longest = min(2 * len(source) + 10, limit(model) - 1)
         generated = model.generate(**inputs, num_beams=1, do_sample=False, max_new_tokens=longest)
         read, written = generated[:, :-1], generated[:, 1:]
     else:
         raise ValueError(f"target: {name} was loaded without the head that writes one; give it, or load the head")
     outputs = model(**inputs, decoder_input_ids=read, output_attentions=True)
     if of == "decoder":
-        target_tokens = _readable(tokenizer, read[0])
+        target_tokens = readable(tokenizer, read[0])
         weights = _stacked(outputs.decoder_attentions, name)
         return Attention(weights, target_tokens, target_tokens, "decoder self-attention", name)
-    target_tokens = _readable(tokenizer, written[0])
+    target_tokens = readable(tokenizer, written[0])
     return Attention(_stacked(outputs.cross_attentions, name), target_tokens, source, "cross-attention", name)
 
 
@@ -316,7 +316,7 @@ def word_vectors(
         found = re.search(rf"(?<!\w){re.escape(word)}(?!\w)", sentence, re.IGNORECASE)
         if not word or found is None:
             raise ValueError(f"word={word!r} is not in the sentence {sentence!r}")
-        inputs = _encode(model, tokenizer, sentence)
+        inputs = encode(model, tokenizer, sentence)
         spans = tokenizer(sentence, return_offsets_mapping=True)["offset_mapping"]
         at = [i for i, (start, end) in enumerate(spans) if start < found.end() and end > found.start()]
         if not at:
@@ -333,7 +333,7 @@ def word_vectors(
         # Some pieces look the same on paper, with and without the space before a word: more are asked for than shown.
         best = scores.topk(min(3 * neighbours, len(scores) - len(left_out))).indices
         distinct: dict[str, Tensor] = {}
-        for token, row in zip(_readable(tokenizer, best), table[best], strict=True):
+        for token, row in zip(readable(tokenizer, best), table[best], strict=True):
             distinct.setdefault(token, row)
         return dict(list(distinct.items())[:neighbours])
 
@@ -562,18 +562,18 @@ def model_name(model: PreTrainedModel) -> str:
     return "/".join(Path(model.name_or_path).parts[-2:]) or type(model).__name__
 
 
-def _encode(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str, role: str = "text") -> Any:
+def encode(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str, role: str = "text") -> Any:
     """One text as a batch of one, on the model's device; refused where the model would fail inside a matrix product."""
     inputs = tokenizer(**{role: [text]}, return_tensors="pt")
     length = inputs["input_ids"].shape[-1]
     if length == 0:
         raise ValueError(f"{role}={text!r} has no tokens")
-    if length > _limit(model):
-        raise ValueError(f"{role} has {length} tokens, more than max_position_embeddings={_limit(model)} of the model")
+    if length > limit(model):
+        raise ValueError(f"{role} has {length} tokens, more than max_position_embeddings={limit(model)} of the model")
     return inputs.to(model.device)
 
 
-def _limit(model: PreTrainedModel) -> int:
+def limit(model: PreTrainedModel) -> int:
     """Most tokens in a text."""
     return getattr(model.config, "max_position_embeddings", None) or sys.maxsize
 
@@ -587,7 +587,7 @@ def _start(model: PreTrainedModel) -> int:
     return start
 
 
-def _readable(tokenizer: PreTrainedTokenizerBase, ids: Tensor) -> list[str]:
+def readable(tokenizer: PreTrainedTokenizerBase, ids: Tensor) -> list[str]:
     """Tokens as people write them: umlauts rather than their bytes, white space visible only where it is all."""
     shown = []
     for token in tokenizer.convert_ids_to_tokens(ids.tolist()):

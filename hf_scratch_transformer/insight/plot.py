@@ -107,14 +107,14 @@ def _parameters(pictures: Any, arguments: argparse.Namespace) -> "Figure":
     return pictures.parameters(counts, "/".join(Path(arguments.model).parts[-2:]))
 
 
-def open_model(source: str) -> Any:
-    """A model in evaluation mode, ours or native, from a folder or the Hub; an encoder-decoder with the head that
-    writes. No code of a repository is run, and nothing is unpickled.
+def open_model(source: str, auto_class: Any = None) -> Any:
+    """A model in evaluation mode, ours or native, from a folder or the Hub; unless `auto_class` says otherwise, an
+    encoder-decoder with the head that writes, others without. No code of a repository is run, nothing is unpickled.
 
     Raises:
         ValueError: there is no such model, its files cannot be read, or weights are missing from them.
     """
-    auto_class = AutoModelForSeq2SeqLM if read_config(source).is_encoder_decoder else AutoModel
+    auto_class = auto_class or (AutoModelForSeq2SeqLM if read_config(source).is_encoder_decoder else AutoModel)
     # transformers' faster attentions never form the weights that are drawn.
     options = {"use_safetensors": True, "attn_implementation": "eager", "output_loading_info": True}
     model, found = _open(auto_class, source, **options)
