@@ -465,7 +465,9 @@ def first_token(hidden_states: Tensor, attention_mask: Any) -> Tensor:  # (..., 
     """The state of the first token of each text, [CLS]: the first real one, also behind padding on the left."""
     if not isinstance(attention_mask, Tensor) or attention_mask.ndim != hidden_states.ndim - 1:
         return hidden_states[..., 0, :]
-    return hidden_states.take_along_dim(attention_mask.long().argmax(-1)[..., None, None], dim=-2).squeeze(-2)
+    index = attention_mask.long().argmax(-1)[..., None, None]  # (..., 1, 1)
+    index = index.expand(*index.shape[:-1], hidden_states.shape[-1])
+    return hidden_states.gather(-2, index).squeeze(-2)
 
 
 def is_padding_mask(attention_mask: Any) -> bool:

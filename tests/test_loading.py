@@ -652,7 +652,9 @@ def test_notes_of_other_programs_stay_and_near_misses_are_refused(family: str, t
     with pytest.raises(ValueError, match="hiden_size=64.*did you mean 'hidden_size'"):
         AutoConfig.from_pretrained(tmp_path)
     path.write_text(json.dumps(saved | {"hidden_act": "swish"}))
-    with pytest.raises(ValueError, match="hidden_act='swish' must be one of 'relu', 'gelu', 'swiglu'"):
+    with pytest.raises(
+        ValueError, match="hidden_act='swish' must be one of 'relu', 'gelu', 'gelu_new', 'silu', 'swiglu'"
+    ):
         AutoConfig.from_pretrained(tmp_path)
 
     for key in ("numb_attention_heads", "serving_notes"):

@@ -1,0 +1,263 @@
+"""Conversion of models in memory, and from folder to folder one tensor at a time."""
+
+import copy
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import transformers
+from huggingface_hub import snapshot_download, split_torch_state_dict_into_shards
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers.dynamic_module_utils import custom_object_save
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
+from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME
+
+from ..configuration_scratch import ScratchConfig, ScratchDecoderConfig, ScratchEncoderConfig, ScratchSeq2SeqConfig
+from ..modeling_scratch import ScratchPreTrainedModel
+from .families import FAMILIES
+from .tables import Family
+from .weights import FolderWeights, Translation
+
+GgufConfig = getattr(transformers, "GgufConfig", None)
+OUR_CONFIGS = {
+    config.model_type: config for config in (ScratchEncoderConfig, ScratchDecoderConfig, ScratchSeq2SeqConfig)
+}
+SHARD_SIZE = "1GB"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+TOKENIZER_FILES = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab*",
+    "merges.txt",
+    "*.spm",
+    "*.model",
+    "chat_template*",
+    "additional_chat_templates/*",
+)
+
+
+def convert_from(source: PreTrainedModel | str | os.PathLike[str]) -> ScratchPreTrainedModel:
+    """Our model with the parameters of a native one.
+
+    Args:
+        source: a model of transformers; or a folder or an id on the Hub with its safetensors; or a GGUF file.
+
+    Returns:
+        The model of ours with the same head, in evaluation mode unless the source is in training, of the same dtype,
+        sharing no storage with the source. It computes the same at every real token; padding has positions of its own,
+        so that outputs there may differ.
+
+    Raises:
+        ValueError: if the architecture or one of its options has no counterpart, or if parameters are missing,
+            unexpected or of the wrong shape. The message names them all.
+    """
+    if isinstance(source, PreTrainedModel):
+        return _translated(source, *native_task(source.config, type(source).__name__))
+    with _opened(source) as (folder, config, weights):
+        if isinstance(config, ScratchConfig):
+            raise ValueError(
+                f"{source} is one of our models already ({config.model_type}): open it with from_pretrained"
+            )
+        translation = Translation(*native_task(config), config, weights)
+        model = translation.result()
+        if model.can_generate():
+            model.generation_config = _generation_config(folder, config)
+        return model
+
+
+def convert_to(model: ScratchPreTrainedModel, family: str) -> PreTrainedModel:
+    """The native model with the parameters of one of ours: it needs neither this package nor `trust_remote_code`.
+
+    Args:
+        model: any of ours.
+        family: `"bert"`, `"llama"`, ...: the `model_type` of transformers.
+
+    Raises:
+        ValueError: if the family is unknown or has no such head, or with every option that stands in the way and what
+            it would have to be.
+    """
+    if not isinstance(model, ScratchPreTrainedModel):
+        raise ValueError(f"{type(model).__name__} is not one of our models")
+    return _translated(model, *our_task(type(model).__name__, family))
+
+
+def convert_folder(source: str | os.PathLike[str], target: str | os.PathLike[str], family: str | None = None) -> None:
+    """Write a folder converted from another: parameters, configuration, generation settings and tokenizer.
+
+    Parameters go through memory one at a time, and are written in shards of at most 1 GB. `target` appears once all of
+    it is there.
+
+    Args:
+        source: a folder, an id on the Hub, or a GGUF file (which is held in memory).
+        target: a folder that does not exist yet.
+        family: of the target, if the source is one of our models; `None` for ours, if it is a native one.
+
+    Raises:
+        ValueError: as `convert_from` and `convert_to`, and if `target` exists.
+    """
+    target = Path(target)
+    if target.exists():
+        raise ValueError(f"{target} exists already: name a new folder")
+    with _opened(source) as (folder, config, weights):
+        if isinstance(config, ScratchConfig):
+            if family is None:
+                raise ValueError(
+                    f"{source} is one of our models: name what to convert it to, one of {', '.join(FAMILIES)}"
+                )
+            architecture = _architecture(config)
+            task = our_task(architecture, family)
+        elif family is not None:
+            raise ValueError(
+                f"{source} is a {config.model_type} model, and only ours become {family}: convert it to ours first"
+            )
+        else:
+            task = native_task(config)
+        translation = Translation(*task, config, weights)
+        with _new_folder(target) as new:
+            _write_weights(translation, new)
+            _write_configuration(translation, new)
+            if translation.model.can_generate():
+                _generation_config(folder, config).save_pretrained(new)
+            _copy_tokenizer(folder, config, new)
+
+
+def native_task(config: PreTrainedConfig, architecture: str | None = None) -> tuple[Family, str]:
+    """The family and task of a native model."""
+    family = _family(config.model_type)
+    architecture = architecture or _architecture(config)
+    for task, head in family.heads.items():
+        if head.native == architecture:
+            return family, task
+    known = ", ".join(head.native for head in family.heads.values())
+    raise ValueError(f"{architecture} has no counterpart here; of {family.native}, these have one: {known}")
+
+
+def our_task(architecture: str, family: str) -> tuple[Family, str]:
+    """The family to convert to, and the task of our class of that name."""
+    task = architecture.partition("For")[2]
+    target = _family(family)
+    if not architecture.startswith(target.config.__name__.removesuffix("Config")) or task not in target.heads:
+        known = ", ".join(target.our_class(task).__name__ for task in target.heads)
+        raise ValueError(f"{architecture} cannot become {family}; these can: {known}")
+    return target, task
+
+
+def _family(name: str) -> Family:
+    if name not in FAMILIES:
+        raise ValueError(f"unknown architecture {name!r}; known are {', '.join(FAMILIES)}")
+    return FAMILIES[name]
+
+
+def _architecture(config: PreTrainedConfig) -> str:
+    if not config.architectures:
+        raise ValueError(
+            "config.json names no architectures: open the model with the class it is meant for, and convert that"
+        )
+    return config.architectures[0]
+
+
+def _translated(source: PreTrainedModel, family: Family, task: str) -> PreTrainedModel:
+    translation = Translation(family, task, source.config, source.state_dict())
+    model = translation.result().to(source.device).train(source.training)
+    model.config.dtype, model.config.name_or_path = source.config.dtype, source.config.name_or_path
+    if model.can_generate():
+        model.generation_config = copy.deepcopy(source.generation_config)
+    return model
+
+
+@contextmanager
+def _opened(source: str | os.PathLike[str]) -> Iterator[tuple[Path, PreTrainedConfig, Mapping[str, Tensor]]]:
+    """A folder with everything but the weights, the configuration, and the weights: of a folder, a download, or a GGUF
+    file, which transformers reads into memory."""
+    path = Path(source)
+    if path.suffix == ".gguf" and path.is_file():
+        with tempfile.TemporaryDirectory() as unpacked:
+            file = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
+            # Newer versions of transformers would keep the blocks of the file as they are.
+            whole = {"quantization_config": GgufConfig(dequantize=True)} if GgufConfig is not None else {}
+            model = AutoModelForCausalLM.from_pretrained(**file, **whole)
+            if hasattr(model.config, "quantization_config"):
+                del model.config.quantization_config
+            model.generation_config.save_pretrained(unpacked)
+            AutoTokenizer.from_pretrained(**file).save_pretrained(unpacked)
+            model.config.architectures = [type(model).__name__]
+            yield Path(unpacked), model.config, model.state_dict()
+        return
+    if not path.exists():
+        if path.is_absolute() or str(source).startswith(".") or str(source).count("/") != 1:
+            raise ValueError(f"{source} is neither a folder nor the id of a repository, owner/name")
+        path = Path(snapshot_download(str(source), allow_patterns=["*.json", "*.safetensors", *TOKENIZER_FILES]))
+    config = _read_config(path)
+    yield path, config, FolderWeights(path)
+
+
+def _read_config(folder: Path) -> PreTrainedConfig:
+    try:
+        model_type = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8")).get("model_type")
+    except (FileNotFoundError, NotADirectoryError):
+        raise ValueError(f"{folder} holds no {CONFIG_NAME}: a model's folder is needed, or a .gguf file") from None
+    config_class = OUR_CONFIGS.get(model_type) or CONFIG_MAPPING[_family(model_type).native]
+    return config_class.from_pretrained(folder)
+
+
+def _generation_config(folder: Path, config: PreTrainedConfig) -> GenerationConfig:
+    if (folder / GENERATION_CONFIG_NAME).exists():
+        return GenerationConfig.from_pretrained(folder)
+    return GenerationConfig.from_model_config(config)
+
+
+@contextmanager
+def _new_folder(target: Path) -> Iterator[Path]:
+    """A folder under a temporary name beside `target`, which takes that name if nothing fails."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        yield temporary
+        temporary.chmod(0o755)  # mkdtemp keeps others out
+        temporary.rename(target)
+    except BaseException:
+        shutil.rmtree(temporary)
+        raise
+
+
+def _write_weights(translation: Translation, folder: Path) -> None:
+    split = split_torch_state_dict_into_shards(
+        translation.shapes, filename_pattern="model{suffix}.safetensors", max_shard_size=SHARD_SIZE
+    )
+    for file, names in split.filename_to_tensors.items():
+        save_file({name: translation.tensor(name) for name in names}, folder / file, metadata={"format": "pt"})
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", "utf-8")
+
+
+def _write_configuration(translation: Translation, folder: Path) -> None:
+    model, config = translation.model, translation.config
+    config.architectures = [type(model).__name__]
+    config.dtype = str(translation.dtype).removeprefix("torch.")
+    if isinstance(config, ScratchConfig):
+        custom_object_save(model, folder, config=config)  # the source files beside the weights
+    config.save_pretrained(folder)
+
+
+def _copy_tokenizer(source: Path, config: PreTrainedConfig, target: Path) -> None:
+    for pattern in TOKENIZER_FILES:
+        for file in source.glob(pattern):
+            copied = target / file.relative_to(source)
+            copied.parent.mkdir(exist_ok=True)
+            shutil.copyfile(file, copied)
+    # Without a class of its own a tokenizer is found by the model's type, which is another one now.
+    path = target / TOKENIZER_CONFIG
+    if path.exists():
+        settings = json.loads(path.read_text(encoding="utf-8"))
+        if "tokenizer_class" not in settings and config.model_type in TOKENIZER_MAPPING_NAMES:
+            settings["tokenizer_class"] = TOKENIZER_MAPPING_NAMES[config.model_type]
+            path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

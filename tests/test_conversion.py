@@ -1,0 +1,736 @@
+"""Conversion against transformers' own models: what they compute, what comes back, what is refused."""
+
+import itertools
+import json
+import re
+import subprocess
+import sys
+import weakref
+from functools import partial
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+import torch
+import transformers
+from huggingface_hub import snapshot_download
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn import functional as F
+from torch.testing import assert_close
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedModel
+
+import hf_scratch_transformer as scratch
+from hf_scratch_transformer import cli
+from hf_scratch_transformer.conversion import convert_folder, convert_from, convert_to, folders, weights
+from hf_scratch_transformer.conversion.families import FAMILIES
+from hf_scratch_transformer.tokenization import train_tokenizer
+
+from . import tiny
+from .hub_server import TOKEN, HubServer
+
+# Three sizes of each family: none a power of two, heads grouped or not, biases or not, tied or not.
+ENCODERS = [
+    {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "max_position_embeddings": 20},
+    {"hidden_size": 35, "num_hidden_layers": 3, "num_attention_heads": 5, "max_position_embeddings": 13},
+    {"hidden_size": 6, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 77},
+]
+BERTS = [
+    ENCODERS[0] | {"intermediate_size": 37, "type_vocab_size": 2},
+    ENCODERS[1] | {"intermediate_size": 20, "type_vocab_size": 3, "tie_word_embeddings": False},
+    ENCODERS[2] | {"intermediate_size": 50, "type_vocab_size": 1, "layer_norm_eps": 1e-3},
+]
+LLAMAS = [
+    {"hidden_size": 24, "intermediate_size": 37, "num_hidden_layers": 2, "num_key_value_heads": 1},
+    {"hidden_size": 36, "intermediate_size": 20, "num_hidden_layers": 3, "num_key_value_heads": 2, "vocab_size": 77},
+    {"hidden_size": 16, "intermediate_size": 50, "num_hidden_layers": 1, "num_key_value_heads": 4},
+]
+LLAMAS[0] |= {"num_attention_heads": 3, "tie_word_embeddings": True}
+LLAMAS[1] |= {"num_attention_heads": 6, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
+LLAMAS[2] |= {"num_attention_heads": 4, "rms_norm_eps": 1e-3}
+FREE_HEADS = [{}, {"head_dim": 10}, {"head_dim": 6}]
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 1000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8,
+}
+
+
+def each(sizes: list[dict], *extras: dict) -> list[dict]:
+    return [size | extra for size, extra in itertools.zip_longest(sizes, extras, fillvalue={})]
+
+
+def translators(*extras: dict) -> list[dict]:
+    sizes = [(24, 3, 37, 1, 2), (35, 5, 20, 2, 1), (6, 1, 50, 1, 1)]
+    return [
+        {
+            "d_model": width,
+            **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), heads),
+            **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), inner),
+            "encoder_layers": encoder,
+            "decoder_layers": decoder,
+            "max_position_embeddings": 20,
+            "decoder_start_token_id": 2,
+        }
+        | extra
+        for (width, heads, inner, encoder, decoder), extra in zip(sizes, extras, strict=True)
+    ]
+
+
+SIZES = {
+    "distilbert": [
+        size | {"hidden_dim": inner, "activation": activation}
+        for size, inner, activation in zip(ENCODERS, (37, 20, 50), ("gelu", "relu", "gelu"), strict=True)
+    ],
+    "bert": each(BERTS, {}, {"hidden_act": "gelu_new"}),
+    "roberta": each(BERTS, *[{"pad_token_id": 1, "bos_token_id": 0}] * 2, {"pad_token_id": 4}),
+    "gpt2": [
+        {"n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 20},
+        {"n_embd": 35, "n_layer": 3, "n_head": 5, "n_positions": 20, "n_inner": 20, "tie_word_embeddings": False},
+        {"n_embd": 6, "n_layer": 1, "n_head": 1, "vocab_size": 77, "activation_function": "relu"},
+    ],
+    "llama": each(
+        LLAMAS, {"attention_bias": True, "mlp_bias": True}, {"head_dim": 10}, {"rope_parameters": LLAMA3_ROPE}
+    ),
+    "qwen2": LLAMAS,
+    "qwen3": each(LLAMAS, {"head_dim": 8, "attention_bias": True}, *FREE_HEADS[1:]),
+    "mistral": each(LLAMAS, *[{"sliding_window": None} | heads for heads in FREE_HEADS]),
+    "smollm3": each(LLAMAS, *[{"no_rope_layers": [1] * size["num_hidden_layers"]} for size in LLAMAS]),
+    "marian": translators(
+        {"activation_function": "swish", "scale_embedding": True},
+        {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 51},
+        {
+            "share_encoder_decoder_embeddings": False,
+            "decoder_vocab_size": 77,
+            "tie_word_embeddings": False,
+            "activation_function": "relu",
+        },
+    ),
+    "bart": translators({"scale_embedding": True}, {"activation_function": "relu"}, {"tie_word_embeddings": False}),
+}
+HEADS = [(family.native, task) for family in FAMILIES.values() for task in family.heads]
+GENERATORS = [name for name, family in FAMILIES.items() if {"CausalLM", "ConditionalGeneration"} & family.heads.keys()]
+
+
+def language_model(name: str) -> str:
+    """The task of a family's language model."""
+    return next(task for task in ("MaskedLM", "CausalLM", "ConditionalGeneration") if task in FAMILIES[name].heads)
+
+
+def native(name: str, task: str | None = None, size: int = 0, spread: float = 0.3, **overrides) -> PreTrainedModel:
+    """A native model, every number in it drawn at random, also those that start at zero or one."""
+    torch.manual_seed(size)
+    task = language_model(name) if task is None else task
+    tokens = {"vocab_size": 41, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    config = AutoConfig.for_model(name, **tokens | SIZES[name][size] | overrides)
+    model = FAMILIES[name].native_class(task)(config).eval()
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    biases = [buffer for buffer_name, buffer in model.named_buffers() if buffer_name == "final_logits_bias"]
+    with torch.no_grad():
+        for tensor in trained + biases:
+            tensor.normal_(std=spread)
+    return model
+
+
+def batch(ours: PreTrainedModel, padding: str | None = "right", with_labels: bool = False) -> dict[str, Tensor]:
+    inputs = tiny.inputs(ours, padding=padding)
+    if padding is not None:
+        inputs["input_ids"] = inputs["input_ids"].masked_fill(inputs["input_ids"] == ours.config.pad_token_id, 9)
+        pad = ours.config.pad_token_id
+        inputs["input_ids"] = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, pad)
+    if getattr(ours.config, "type_vocab_size", 0):
+        length = inputs["input_ids"].shape[-1]
+        types = torch.arange(length) * ours.config.type_vocab_size // length
+        inputs["token_type_ids"] = types.expand_as(inputs["input_ids"]).contiguous()
+    if with_labels:
+        return inputs | tiny.labels(ours, inputs)
+    if ours.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = tiny.tokens(ours.config.decoder_vocab_size, len(inputs["input_ids"]), 5)
+    return inputs
+
+
+def real(states: Tensor, mask: Tensor | None) -> Tensor:
+    """Of (B, T, ...), what stands at real tokens."""
+    return states if mask is None or states.shape[:2] != mask.shape else states[mask.bool()]
+
+
+def assert_same_outputs(theirs, ours, mask: Tensor | None, tolerance: float) -> None:
+    close = {"atol": tolerance, "rtol": tolerance}
+    for name in ("logits", "last_hidden_state", "start_logits", "end_logits"):
+        if name in theirs:
+            a, b = (real(output[name], mask) for output in (theirs, ours))
+            assert_close(b, a, **close)
+    if "loss" in theirs:  # in single precision, by some in transformers too
+        assert_close(ours.loss.float(), theirs.loss.float(), atol=max(tolerance, 1e-6), rtol=max(tolerance, 1e-6))
+    for name in ("hidden_states", "encoder_hidden_states", "decoder_hidden_states"):
+        for a, b in zip(theirs.get(name) or (), ours.get(name) or (), strict=True):
+            keep = None if name == "decoder_hidden_states" else mask
+            assert_close(real(b, keep), real(a, keep), **close)
+
+
+def assert_equal_models(a: PreTrainedModel, b: PreTrainedModel) -> None:
+    """The same class, configuration and tensors, less what a class has but never looks at."""
+    assert type(a) is type(b)
+    assert comparable(a.config) == comparable(b.config)
+    left, right = a.state_dict(), b.state_dict()
+    assert left.keys() == right.keys()
+    spare = set()
+    if not a.config.tie_word_embeddings:
+        # Untied, `shared` and the biases outside the layer they belong to take no part in the computation.
+        spare = {"shared.weight", "model.shared.weight", "cls.predictions.bias"} | (
+            {"lm_head.bias"} if a.config.model_type == "roberta" else set()
+        )
+    for name in left.keys() - spare:
+        assert left[name].dtype == right[name].dtype and torch.equal(left[name], right[name]), name
+
+
+def comparable(config: PreTrainedConfig) -> dict:
+    return {k: v for k, v in config.to_dict().items() if k not in ("architectures", "_name_or_path", "dtype")}
+
+
+@pytest.fixture
+def precise_norms(monkeypatch):
+    """Llama's norms round to single precision whatever the model's type; here they do not."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, x.shape[-1:], self.weight, self.variance_epsilon)
+
+    for name in ("llama", "qwen2", "qwen3", "mistral", "smollm3"):
+        module = sys.modules[FAMILIES[name].native_class("").__module__]
+        norm = next(value for key, value in vars(module).items() if key.endswith("RMSNorm") and isinstance(value, type))
+        monkeypatch.setattr(norm, "forward", forward)
+
+
+# What converted models compute
+
+
+@pytest.mark.parametrize("size", range(3))
+@pytest.mark.parametrize("name", FAMILIES)
+def test_language_models_compute_the_same(name, size, precise_norms):
+    """Logits, every hidden state, the loss and every gradient, on padded batches; there and back again."""
+    theirs = native(name, size=size).double()
+    ours = convert_from(theirs)
+    inputs = batch(ours, with_labels=True)
+    mask = inputs["attention_mask"]
+    outputs = [model(**inputs, output_hidden_states=True) for model in (theirs, ours)]
+    assert_same_outputs(*outputs, mask, tolerance=1e-10)
+    for output in outputs:  # a loss in double precision, which that of the models is not
+        F.cross_entropy(output.logits.flatten(0, 1), inputs["labels"].flatten()).backward()
+    zero = {n: torch.zeros_like(tensor) for n, tensor in theirs.state_dict().items()}
+    gradients = {n: zero[n] if p.grad is None else p.grad for n, p in theirs.named_parameters()}
+    expected = weights.Translation(*folders.native_task(theirs.config, type(theirs).__name__), theirs.config, gradients)
+    trained_here_only = {"lm_head.bias"} if ours.config.is_encoder_decoder else set()  # a buffer there
+    for parameter_name, parameter in ours.named_parameters():
+        if parameter_name not in trained_here_only:
+            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            assert_close(gradient, expected.tensor(parameter_name), atol=1e-10, rtol=1e-10, msg=parameter_name)
+    assert_equal_models(theirs, convert_to(ours, name))
+
+
+@pytest.mark.parametrize("size", range(3))
+@pytest.mark.parametrize("name", FAMILIES)
+def test_language_models_compute_the_same_in_single_precision(name, size):
+    theirs = native(name, size=size)
+    ours = convert_from(theirs)
+    assert ours.dtype == torch.float32 and not ours.training
+    with torch.no_grad():
+        inputs = batch(ours, with_labels=True)
+        outputs = [model(**inputs, output_hidden_states=True) for model in (theirs, ours)]
+    assert_same_outputs(*outputs, inputs["attention_mask"], tolerance=1e-5)
+
+
+@pytest.mark.parametrize(("name", "task"), HEADS)
+def test_every_head(name, task):
+    labels = {"num_labels": 3} if task.endswith("Classification") else {}
+    theirs = native(name, task, **labels)
+    ours = convert_from(theirs)
+    assert type(ours) is FAMILIES[name].our_class(task)
+    # An answer is looked for among the padding too, where absolute positions are ours.
+    padding = None if task == "QuestionAnswering" else "right"
+    inputs = batch(ours, padding, with_labels=task != "")
+    with torch.no_grad():
+        outputs = [model(**inputs) for model in (theirs, ours)]
+    assert_same_outputs(*outputs, inputs.get("attention_mask"), tolerance=1e-5)
+    if "pooler_output" in outputs[0]:
+        assert_close(outputs[1].pooler_output, outputs[0].pooler_output)
+    back = convert_to(ours, name)
+    assert_equal_models(theirs, back)
+    # Nothing is shared: what is done to one leaves the others as they were.
+    kept = [{key: tensor.clone() for key, tensor in model.state_dict().items()} for model in (theirs, back)]
+    for parameter in ours.parameters():
+        parameter.data.zero_()
+    for model, state in zip((theirs, back), kept, strict=True):
+        assert all(torch.equal(state[key], tensor) for key, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("name", GENERATORS)
+def test_generation_token_for_token(name, beams):
+    theirs = native(name, spread=1.0)
+    ours = convert_from(theirs)
+    side = "right" if ours.config.is_encoder_decoder else "left"
+    inputs = batch(ours, padding=side)
+    inputs.pop("decoder_input_ids", None)
+    settings = {"max_new_tokens": 9, "num_beams": beams, "do_sample": False, "no_repeat_ngram_size": 1}
+    expected = theirs.generate(**inputs, **settings)
+    assert torch.equal(ours.generate(**inputs, **settings), expected)
+    assert len(expected.unique()) > 3
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_model_made_here_becomes_native(name):
+    """A configuration of ours with a family's options, nothing of it ever converted before."""
+    family, task = FAMILIES[name], language_model(name)
+    options = convert_from(native(name)).config.to_dict()
+    for key in ("converted_from", "architectures", "auto_map", "transformers_version", "model_type", "_name_or_path"):
+        options.pop(key, None)
+    torch.manual_seed(0)
+    ours = family.our_class(task)(family.config(**options | {"dtype": None})).eval()
+    theirs = convert_to(ours, name)
+    inputs = batch(ours, with_labels=True)
+    with torch.no_grad():
+        outputs = [model(**inputs, output_hidden_states=True) for model in (theirs, ours)]
+    assert_same_outputs(*outputs, inputs["attention_mask"], tolerance=1e-5)
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta"])
+def test_a_backbone_without_its_pooler(name):
+    config = native(name).config
+    model_class = FAMILIES[name].native_class("")
+    theirs = model_class(config, add_pooling_layer=False).eval()
+    ours = convert_from(theirs)
+    assert ours.pooler is None
+    assert_equal_models(theirs, convert_to(ours, name))
+
+
+def test_options_that_only_the_native_model_has_come_back():
+    theirs = native("gpt2", embd_pdrop=0.3, summary_first_dropout=0.4, task_specific_params={"text": {"length": 5}})
+    ours = convert_from(theirs)
+    assert_equal_models(theirs, convert_to(ours, "gpt2"))
+    marian = native("marian", activation_function="silu", encoder_layerdrop=0.1)  # silu is another name of swish
+    ours = convert_from(marian)
+    assert_equal_models(marian, convert_to(ours, "marian"))
+    ours.config.hidden_act = "relu"
+    assert convert_to(ours, "marian").config.activation_function == "relu"
+
+
+def test_a_decoder_moves_from_one_family_to_another():
+    theirs = native("mistral")
+    llama = convert_to(convert_from(theirs), "llama")
+    assert type(llama) is transformers.LlamaForCausalLM
+    ids = tiny.tokens(41, 2, 7)
+    assert_close(llama(ids).logits, theirs(ids).logits)
+
+
+def test_distilbert_at_its_true_size():
+    """66 million parameters, and the article's cell: a word in two sentences."""
+    torch.manual_seed(0)
+    theirs = transformers.DistilBertModel(transformers.DistilBertConfig()).eval()
+    ours = convert_from(theirs)
+    assert theirs.num_parameters() == ours.num_parameters() == 66_362_880
+    token_ids = torch.tensor([[101, 4339, 1037, 5961, 1997, 1037, 2314, 2924, 102], [101, 1037, 2924, 102, *[0] * 5]])
+    tokens = {"input_ids": token_ids, "attention_mask": (token_ids > 0).long()}
+    with torch.no_grad():
+        learned = ours.embeddings.word_embeddings(token_ids)
+        contextual = ours(**tokens).last_hidden_state
+        expected = theirs(**tokens).last_hidden_state
+    assert torch.equal(learned, theirs.embeddings.word_embeddings(token_ids))
+    mask = tokens["attention_mask"]
+    assert_close(real(contextual, mask), real(expected, mask), atol=1e-5, rtol=1e-5)
+    assert torch.equal(learned[0, 7], learned[1, 2]) and not torch.allclose(contextual[0, 7], contextual[1, 2])
+    assert_equal_models(theirs, convert_to(ours, "distilbert"))
+
+
+# Folders
+
+
+@pytest.fixture
+def tokenizer():
+    return train_tokenizer(["the cat sat on the mat", "a dog ate the cat"] * 10, family="decoder", vocab_size=300)
+
+
+def tensors(folder: Path) -> dict[str, Tensor]:
+    return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "task"), [*((name, None) for name in FAMILIES), ("bert", ""), ("gpt2", ""), ("marian", "")]
+)
+def test_folders_there_and_back(name, task, tmp_path, monkeypatch):
+    """In shards and in half precision; the native folder that comes out is that which went in."""
+    monkeypatch.setattr(folders, "SHARD_SIZE", "8KB")
+    theirs = native(name, task).bfloat16()
+    theirs.save_pretrained(tmp_path / "native", max_shard_size="10KB")
+    assert (tmp_path / "native/model.safetensors.index.json").exists()
+    convert_folder(tmp_path / "native", tmp_path / "ours")
+    ours = type(convert_from(theirs)).from_pretrained(tmp_path / "ours")
+    assert_equal_models(ours, convert_from(theirs))
+    assert_equal_models(ours, convert_from(tmp_path / "native"))
+    index = json.loads((tmp_path / "ours/model.safetensors.index.json").read_text())
+    assert set(index["weight_map"].values()) == {path.name for path in (tmp_path / "ours").glob("*.safetensors")}
+    assert {path.name for path in (tmp_path / "ours").glob("*_scratch.py")} == {
+        path.name for path in Path(scratch.__file__).parent.glob("*_scratch.py")
+    }
+    convert_folder(tmp_path / "ours", tmp_path / "back", name)
+    assert_equal_models(type(theirs).from_pretrained(tmp_path / "back"), theirs)
+    before, after = tensors(tmp_path / "native"), tensors(tmp_path / "back")
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) and before[key].dtype == after[key].dtype for key in before)
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_native_exports_need_nothing_of_ours(tmp_path):
+    """Loaded without `trust_remote_code` by a process that cannot find this package."""
+    expected = {}
+    for name in FAMILIES:
+        theirs = native(name)
+        convert_from(theirs).save_pretrained(tmp_path / "ours" / name)
+        convert_folder(tmp_path / "ours" / name, tmp_path / "native" / name, name)
+        inputs = {"input_ids": tiny.tokens(41, 2, 6)}
+        if theirs.config.is_encoder_decoder:
+            inputs["decoder_input_ids"] = tiny.tokens(41, 2, 4)
+        save_file(inputs, tmp_path / "native" / name / "inputs")
+        with torch.no_grad():
+            expected[name] = theirs(**inputs).logits
+    program = """
+import sys, importlib.util
+from pathlib import Path
+assert importlib.util.find_spec("hf_scratch_transformer") is None
+import transformers
+from safetensors.torch import load_file, save_file
+logits = {}
+for folder in Path(sys.argv[1]).iterdir():
+    config = transformers.AutoConfig.from_pretrained(folder)
+    model = getattr(transformers, config.architectures[0]).from_pretrained(folder).eval()
+    logits[folder.name] = model(**load_file(folder / "inputs")).logits.detach()
+save_file(logits, sys.argv[2])
+"""
+    arguments = [sys.executable, "-I", "-c", program, str(tmp_path / "native"), str(tmp_path / "logits")]
+    subprocess.run(arguments, check=True, cwd=tmp_path, capture_output=True)
+    logits = load_file(tmp_path / "logits")
+    assert logits.keys() == expected.keys()
+    for name in expected:
+        assert torch.equal(logits[name], expected[name]), name
+
+
+def test_tokenizer_and_generation_settings_are_carried_along(tmp_path, tokenizer):
+    theirs = native("gpt2", vocab_size=len(tokenizer))
+    theirs.generation_config = GenerationConfig(max_new_tokens=5, num_beams=2, eos_token_id=2)
+    theirs.save_pretrained(tmp_path / "native")
+    tokenizer.save_pretrained(tmp_path / "native")
+    settings = json.loads((tmp_path / "native/tokenizer_config.json").read_text())
+    settings.pop("tokenizer_class")
+    (tmp_path / "native/tokenizer_config.json").write_text(json.dumps(settings))
+    convert_folder(tmp_path / "native", tmp_path / "ours")
+    convert_folder(tmp_path / "ours", tmp_path / "back", "gpt2")
+    text = "the cat ate a dog"
+    for folder in ("ours", "back"):
+        assert AutoTokenizer.from_pretrained(tmp_path / folder)(text).input_ids == tokenizer(text).input_ids
+        generation = GenerationConfig.from_pretrained(tmp_path / folder)
+        assert (generation.max_new_tokens, generation.num_beams) == (5, 2)
+    assert convert_from(tmp_path / "native").generation_config.num_beams == 2
+    assert json.loads((tmp_path / "ours/tokenizer_config.json").read_text())["tokenizer_class"] == "GPT2Tokenizer"
+
+
+def test_a_repository_on_the_hub(tmp_path, monkeypatch):
+    theirs = native("gpt2")
+    theirs.save_pretrained(tmp_path / "native", max_shard_size="10KB")
+    with HubServer() as hub:
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
+        download = partial(snapshot_download, endpoint=hub.url, cache_dir=tmp_path / "cache")
+        monkeypatch.setattr(folders, "snapshot_download", download)
+        api = huggingface_hub.HfApi(endpoint=hub.url, token=TOKEN)
+        api.create_repo("tester/gpt2")
+        api.upload_folder(folder_path=tmp_path / "native", repo_id="tester/gpt2")
+        convert_folder("tester/gpt2", tmp_path / "ours")
+    assert_equal_models(scratch.ScratchDecoderForCausalLM.from_pretrained(tmp_path / "ours"), convert_from(theirs))
+
+
+def test_memory_stays_at_a_shard(tmp_path, monkeypatch):
+    """At no time are more tensors alive than a shard holds, however large the model is."""
+    native("llama", num_hidden_layers=12).save_pretrained(tmp_path / "native")
+    monkeypatch.setattr(folders, "SHARD_SIZE", "20KB")
+    alive, peak, total = [], 0, 0
+    original = weights.Translation.tensor
+
+    def tensor(self, name: str) -> Tensor:
+        nonlocal peak, total
+        made = original(self, name)
+        alive.append(weakref.ref(made))
+        held = [reference() for reference in alive]
+        peak = max(peak, sum(t.nbytes for t in held if t is not None))
+        total += made.nbytes
+        return made
+
+    monkeypatch.setattr(weights.Translation, "tensor", tensor)
+    convert_folder(tmp_path / "native", tmp_path / "ours")
+    assert total > 200_000 and peak <= 20_000 + 4 * 41 * 24
+
+
+@pytest.mark.parametrize(
+    "rename",
+    [
+        lambda name: name.removeprefix("bert."),
+        lambda name: name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"),
+        lambda name: name.replace("cls.predictions.bias", "cls.predictions.decoder.bias"),
+    ],
+)
+def test_names_of_older_checkpoints(tmp_path, rename):
+    theirs = native("bert")
+    theirs.save_pretrained(tmp_path)
+    state = {rename(name): tensor for name, tensor in tensors(tmp_path).items()}
+    state["bert.embeddings.position_ids"] = torch.arange(20)[None]  # a buffer that older versions saved
+    state["cls.seq_relationship.weight"] = torch.zeros(2, 24)  # heads of pre-training that the class has not
+    state["bert.pooler.dense.weight"] = torch.zeros(24, 24)
+    save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert_equal_models(convert_from(tmp_path), convert_from(theirs))
+
+
+def test_copies_of_tied_tables_and_what_translators_leave_out(tmp_path):
+    theirs = native("marian")
+    theirs.final_logits_bias.zero_()
+    theirs.save_pretrained(tmp_path)
+    state = tensors(tmp_path)
+    assert "final_logits_bias" in state and "model.shared.weight" in state
+    del state["final_logits_bias"]
+    state["model.encoder.embed_tokens.weight"] = state.pop("model.shared.weight")
+    state["lm_head.weight"] = state["model.encoder.embed_tokens.weight"].clone()
+    save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert_equal_models(convert_from(tmp_path), convert_from(theirs))
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key' must be 'absolu"),
+        ("bert", {"is_decoder": True}, "is_decoder=True must be False"),
+        ("bert", {"hidden_act": "mish"}, "hidden_act='mish' must be one of 'gelu', 'gelu_new', 'relu', 'silu', 'swish"),
+        ("roberta", {"hidden_act": "relu"}, "hidden_act='relu' must be one of 'gelu'"),
+        ("mistral", {"sliding_window": 8}, "sliding_window=8 must be None"),
+        (
+            "qwen2",
+            {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1, "layer_types": None},
+            "layer_types=.*'sliding_attention'.* must be",
+        ),
+        ("smollm3", {"no_rope_layers": [1, 0]}, r"no_rope_layers=\[1, 0\] must be 1 in every layer"),
+        ("llama", {"num_local_experts": 4}, "num_local_experts=4 must be None or 0"),
+        ("llama", {"rope_parameters": {"rope_theta": 9.0, "partial_rotary_factor": 0.5}}, "without partial_rotary"),
+        ("qwen2", {"head_dim": 10}, "head_dim=10 must be hidden_size // num_attention_heads"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True must be False"),
+        ("marian", {"decoder_ffn_dim": 50}, "decoder_ffn_dim=50 must go with encoder_ffn_dim=37"),
+        ("bart", {"quantization_config": {"bits": 4}}, "quantization_config=.* must be None"),
+    ],
+)
+def test_options_without_counterpart_are_refused(name, options, message, tmp_path):
+    native(name).save_pretrained(tmp_path / "native")
+    path = tmp_path / "native/config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | options))
+    with pytest.raises(ValueError, match=message):
+        convert_folder(tmp_path / "native", tmp_path / "ours")
+    assert [path.name for path in tmp_path.iterdir()] == ["native"]
+
+
+def test_all_options_come_in_one_message():
+    theirs = native("gpt2", scale_attn_weights=False, activation_function="mish")
+    with pytest.raises(ValueError, match="scale_attn_weights=False must be True; activation_function='mish' must be"):
+        convert_from(theirs)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda state: state.pop("model.norm.weight"), "missing: model.norm.weight"),
+        (
+            lambda state: state.update({"model.layers.2.mlp.up_proj.weight": torch.zeros(37, 24)}),
+            "unexpected: model.layers.2.mlp.up_proj.weight",
+        ),
+        (lambda state: state.update(extra=torch.zeros(1)), "unexpected: extra"),
+        (
+            lambda state: state.update({"model.norm.weight": torch.zeros(9)}),
+            r"of the wrong shape: model.norm.weight is \(9,\), not \(24,\)",
+        ),
+    ],
+)
+def test_parameters_that_do_not_fit_are_refused(change, message, tmp_path):
+    native("llama").save_pretrained(tmp_path / "native")
+    state = tensors(tmp_path / "native")
+    change(state)
+    save_file(state, tmp_path / "native/model.safetensors")
+    with pytest.raises(ValueError, match=message):
+        convert_folder(tmp_path / "native", tmp_path / "ours")
+    assert [path.name for path in tmp_path.iterdir()] == ["native"]
+
+
+@pytest.mark.parametrize(
+    ("family", "overrides", "complaints"),
+    [
+        ("bert", {}, ["norm_type='rms_norm' must be 'layer_norm'", "num_key_value_heads=2 must be 4", "'rotary'"]),
+        ("distilbert", {"hidden_act": "swiglu"}, ["hidden_act='swiglu' must be one of", "embedding_norm=False"]),
+        (
+            "roberta",
+            {"position_embedding_type": "learned"},
+            ["position_offset=0 would be pad_token_id=-1, which other"],
+        ),
+    ],
+)
+def test_options_in_the_way_of_an_export_are_listed(family, overrides, complaints):
+    model = tiny.model(scratch.ScratchEncoderForMaskedLM, **overrides)
+    with pytest.raises(ValueError) as error:
+        convert_to(model, family)
+    assert all(complaint in str(error.value) for complaint in [*complaints, "cannot become"]), error.value
+
+
+def test_another_number_of_answers_is_refused():
+    """BERT's class takes any number of labels for a question, of which only two mean something."""
+    with pytest.raises(ValueError, match=r"has other shapes: qa_outputs.weight would be \(3, 24\), not \(2, 24\)"):
+        convert_from(native("bert", "QuestionAnswering", num_labels=3))
+
+
+def test_heads_and_families_without_counterpart_are_refused():
+    llama = tiny.model(scratch.ScratchDecoderForCausalLM, hidden_act="swiglu")
+    with pytest.raises(ValueError, match="unknown architecture 'mixtral'; known are distilbert, bert"):
+        convert_to(llama, "mixtral")
+    with pytest.raises(
+        ValueError, match="ScratchDecoderForCausalLM cannot become bert; these can: ScratchEncoderModel"
+    ):
+        convert_to(llama, "bert")
+    with pytest.raises(ValueError, match="LlamaModel is not one of our models"):
+        convert_to(native("llama", ""), "llama")
+    with pytest.raises(ValueError, match="use_qk_norm=True must be False"):
+        convert_to(tiny.model(scratch.ScratchDecoderForCausalLM, hidden_act="swiglu", use_qk_norm=True), "llama")
+    with pytest.raises(ValueError, match="head_dim=6 must be 8"):
+        convert_to(
+            tiny.model(scratch.ScratchDecoderForCausalLM, hidden_act="swiglu", head_dim=6, attention_bias=True), "qwen2"
+        )
+    untied = tiny.model(
+        scratch.ScratchSeq2SeqForConditionalGeneration, tie_word_embeddings=False, decoder_start_token_id=2
+    )
+    with pytest.raises(ValueError, match="share_encoder_decoder_embeddings=True must be one of False"):
+        convert_to(untied, "marian")
+    mixture = transformers.MixtralConfig(vocab_size=40, hidden_size=8, num_attention_heads=2, num_hidden_layers=1)
+    with torch.device("meta"), pytest.raises(ValueError, match="unknown architecture 'mixtral'"):
+        convert_from(transformers.MixtralForCausalLM(mixture))
+    bert = transformers.BertForPreTraining(native("bert").config)
+    with pytest.raises(ValueError, match="BertForPreTraining has no counterpart here; of bert, these have one: BertM"):
+        convert_from(bert)
+
+
+def test_folders_that_cannot_be_converted(tmp_path):
+    theirs = native("bert")
+    theirs.save_pretrained(tmp_path / "native")
+    convert_folder(tmp_path / "native", tmp_path / "ours")
+    new = tmp_path / "new"
+    for source, family, message in (
+        ("native", "bert", "is a bert model, and only ours become bert: convert it to ours first"),
+        ("ours", None, "is one of our models: name what to convert it to, one of distilbert, bert"),
+        ("nowhere", None, "is neither a folder nor the id of a repository"),
+        ("", None, "holds no config.json"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            convert_folder(tmp_path / source, new, family)
+    with pytest.raises(ValueError, match="is one of our models already"):
+        convert_from(tmp_path / "ours")
+    with pytest.raises(ValueError, match=re.escape(f"{tmp_path / 'native'} exists already: name a new folder")):
+        convert_folder(tmp_path / "ours", tmp_path / "native", "bert")
+    (tmp_path / "native/model.safetensors").unlink()
+    with pytest.raises(ValueError, match="holds neither model.safetensors nor model.safetensors.index.json"):
+        convert_folder(tmp_path / "native", new)
+    (tmp_path / "native/pytorch_model.bin").write_bytes(b"never opened")
+    with pytest.raises(ValueError, match="no safetensors but pytorch_model.bin, a pickle.*save_pretrained to a new"):
+        convert_folder(tmp_path / "native", new)
+    theirs.save_pretrained(tmp_path / "native")
+    config = json.loads((tmp_path / "native/config.json").read_text())
+    (tmp_path / "native/config.json").write_text(json.dumps({**config, "architectures": None}))
+    with pytest.raises(ValueError, match="config.json names no architectures"):
+        convert_folder(tmp_path / "native", new)
+    assert {path.name for path in tmp_path.iterdir()} == {"native", "ours"}
+
+
+def test_a_failure_while_writing_leaves_nothing(tmp_path, monkeypatch):
+    native("bert").save_pretrained(tmp_path / "native")
+
+    def fail(*args, **kwargs):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(folders, "save_file", fail)
+    with pytest.raises(OSError, match="no space left"):
+        convert_folder(tmp_path / "native", tmp_path / "ours")
+    assert [path.name for path in tmp_path.iterdir()] == ["native"]
+
+
+# The command, and GGUF
+
+
+def test_the_command(tmp_path, capsys):
+    theirs = native("bert")
+    theirs.save_pretrained(tmp_path / "native")
+    source, ours, back = (str(tmp_path / name) for name in ("native", "ours", "back"))
+    assert cli.main(["convert", source, ours]) == 0
+    assert cli.main(["convert", ours, back, "--to", "bert"]) == 0
+    assert_equal_models(transformers.BertForMaskedLM.from_pretrained(back), theirs)
+    capsys.readouterr()
+    assert cli.main(["convert", source, ours]) == 2
+    assert capsys.readouterr().err == f"scratch-transformer: {ours} exists already: name a new folder\n"
+
+
+def write_gguf(model: transformers.LlamaForCausalLM, path: Path) -> None:
+    """A Llama as llama.cpp stores it, by its own Python package: entries of a rotated pair stand side by side."""
+    import gguf
+
+    config = model.config
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([f"<{i}>" if i < 3 else chr(ord("A") + i - 3) for i in range(38)] + ["AB", "CD"])
+    writer.add_token_types([3] * 3 + [1] * (config.vocab_size - 3))
+    writer.add_token_merges(["A B", "C D"])
+    writer.add_bos_token_id(config.bos_token_id)
+    writer.add_eos_token_id(config.eos_token_id)
+    writer.add_pad_token_id(config.pad_token_id)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    for name, tensor in model.state_dict().items():
+        if name in model.all_tied_weights_keys:
+            continue
+        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
+        if heads:
+            tensor = tensor.view(heads, 2, -1, tensor.shape[-1]).transpose(1, 2).reshape(tensor.shape)
+        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), tensor.contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_gguf_out_and_in(tmp_path):
+    """Ours, exported, written by llama.cpp's package, read by transformers, and converted again."""
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96}
+    ours = tiny.model(scratch.ScratchDecoderForCausalLM, hidden_act="swiglu", tie_word_embeddings=False, **sizes)
+    file = tmp_path / "model.gguf"
+    write_gguf(convert_to(ours, "llama"), file)
+    inputs = tiny.inputs(ours)
+    read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=file.name)
+    with torch.no_grad():
+        assert_close(read(**inputs).logits, ours(**inputs).logits, atol=1e-5, rtol=1e-5)
+    for again in (convert_from(file), None):
+        if again is None:
+            assert cli.main(["convert", str(file), str(tmp_path / "ours")]) == 0
+            again = type(ours).from_pretrained(tmp_path / "ours")
+        assert again.state_dict().keys() == ours.state_dict().keys()
+        for name, tensor in ours.state_dict().items():
+            assert torch.equal(again.state_dict()[name], tensor), name
+    assert AutoTokenizer.from_pretrained(tmp_path / "ours").vocab_size == 40
