@@ -10,7 +10,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import (
     BaseModelOutput,
@@ -273,6 +273,12 @@ class ScratchSeq2SeqForConditionalGeneration(ScratchLanguageModel, GenerationMix
         self.config.decoder_vocab_size = new_num_tokens
         self.tie_weights()
         return table
+
+    def _reorder_cache(self, past_key_values: EncoderDecoderCache, beam_idx: Tensor) -> EncoderDecoderCache:
+        """Called by beam search: beams of a sentence trade what they have written. The source that they all read is the
+        same for each of them, and stays where it is."""
+        past_key_values.self_attention_cache.reorder_cache(beam_idx)
+        return past_key_values
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """Teacher forcing: the target one step later, after `decoder_start_token_id`; (B, T) -> (B, T)."""

@@ -155,6 +155,25 @@ def test_beams_of_width_three_report_their_own_likelihood(model: PreTrainedModel
     assert torch.equal(new[::3], generate(model, source, new=6, num_beams=3, use_cache=False))
 
 
+def test_beams_trade_what_they_wrote_and_keep_the_source_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny.model(ScratchSeq2SeqForConditionalGeneration)
+    source, traded, places = tiny.tokens(40, 3, 6), [], set()
+    reorder = ScratchSeq2SeqForConditionalGeneration._reorder_cache
+
+    def watched(self: Any, cache: EncoderDecoderCache, beams: Tensor) -> EncoderDecoderCache:
+        traded.append(not torch.equal(beams, torch.arange(len(beams))))
+        own, other = (part.layers[0].keys.clone() for part in (cache.self_attention_cache, cache.cross_attention_cache))
+        cache = reorder(self, cache, beams)
+        assert torch.equal(cache.self_attention_cache.layers[0].keys, own[beams])
+        assert torch.equal(cache.cross_attention_cache.layers[0].keys, other[beams])  # as if they had been traded too
+        places.add(cache.cross_attention_cache.layers[0].keys.data_ptr())
+        return cache
+
+    monkeypatch.setattr(ScratchSeq2SeqForConditionalGeneration, "_reorder_cache", watched)
+    generate(model, source, new=6, num_beams=3)
+    assert any(traded) and len(places) == 1
+
+
 def test_an_assistant_changes_speed_only(model: PreTrainedModel, source: Tensor) -> None:
     source = source[:1]
     expected = generate(model, source, new=12)

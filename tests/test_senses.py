@@ -58,11 +58,21 @@ def test_vectors_are_those_of_each_sentence_alone(model, tokenizer, layers: int)
         occurrence("a fisherman", "fisherman")
     ]
     assert len(tokenizer.tokenize("fisherman")) > 1
-    vectors = senses.contextual_vectors(model, tokenizer, some, layers, batch_size=3)
+    vectors = senses.contextual_vectors(model, tokenizer, some, layers, batch_tokens=30)
     for vector, one in zip(vectors, some, strict=True):
         torch.testing.assert_close(
             vector, alone(model, tokenizer, one.words, one.position, layers), atol=1e-5, rtol=1e-5
         )
+
+
+def test_special_tokens_can_be_left_out(model, tokenizer) -> None:
+    one = occurrence("the bank was wet")
+    with torch.no_grad():
+        ids = tokenizer("the bank was wet", add_special_tokens=False, return_tensors="pt")["input_ids"]
+        states = model(ids).last_hidden_state[0]
+    pieces = len(tokenizer.tokenize("the")), len(tokenizer.tokenize("bank"))
+    vector = senses.contextual_vectors(model, tokenizer, [one], special_tokens=False)[0]
+    torch.testing.assert_close(vector, states[pieces[0] : sum(pieces)].mean(0), atol=1e-5, rtol=1e-5)
 
 
 def test_a_long_sentence_is_cut_around_the_word(model, tokenizer) -> None:
@@ -183,6 +193,8 @@ def test_the_command(model, tokenizer, tmp_path: Path, capsys: pytest.CaptureFix
     assert printed["words"]["bank"] == vars(expected)
     assert printed["mean"]["macro_f1"] == expected.macro_f1
     assert f"{expected.macro_f1:.1f}" in run(str(data), "--last-layers", "2")
+    bare = senses.score(model, tokenizer, examples(), special_tokens=False)
+    assert json.loads(run(str(data), "--no-special-tokens", "--json"))["words"]["bank"] == vars(bare)
     with pytest.raises(ValueError, match="--last-layers 0"):
         run(str(data), "--last-layers", "0")
     with pytest.raises(ValueError, match=r"a.tsv, bank: 1 training and 0 test sentences"):

@@ -11,7 +11,6 @@ import argparse
 import csv
 import json
 import statistics
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -24,6 +23,8 @@ from rich.table import Column, Table
 from torch import Tensor
 from tqdm import tqdm
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from ..embedding import BATCH_TOKENS, batches_by_length, longest_input
 
 LAST_LAYERS = 1
 FIGURES = ("accuracy", "macro_f1", "most_frequent")
@@ -137,34 +138,32 @@ def contextual_vectors(
     tokenizer: PreTrainedTokenizerBase,
     occurrences: Sequence[Occurrence],
     last_layers: int = LAST_LAYERS,
-    batch_size: int = 64,
+    special_tokens: bool = True,
+    batch_tokens: int = BATCH_TOKENS,
 ) -> Tensor:
     """The vector of each word in its sentence, (occurrences, D) in single precision on the CPU.
 
     Args:
         model: an encoder or a decoder without head; a long sentence is cut, around the word, to what it can take.
         last_layers: how many layers are summed; all of them where the model has fewer.
-        batch_size: sentences at a time. Those of like length go together.
+        special_tokens: put those of the tokenizer around the sentence. A model trained on windows cut out of running
+            text, as ours are, has mostly seen none.
+        batch_tokens: padded tokens at a time.
     """
-    limit = min(tokenizer.model_max_length, getattr(model.config, "max_position_embeddings", None) or sys.maxsize)
-    near = [cut(tokenizer, occurrence, limit) for occurrence in occurrences]
-    order = sorted(range(len(near)), key=lambda index: len(near[index].words))
+    near = [cut(tokenizer, occurrence, longest_input(model, tokenizer)) for occurrence in occurrences]
+    encoded = tokenizer(
+        [list(one.words) for one in near], is_split_into_words=True, add_special_tokens=special_tokens, verbose=False
+    )
+    batches = list(batches_by_length([len(ids) for ids in encoded["input_ids"]], batch_tokens))
     vectors: list[Tensor] = [torch.empty(0)] * len(near)
-    for start in tqdm(range(0, len(near), batch_size), unit="batch", leave=False, disable=len(near) <= batch_size):
-        chosen = order[start : start + batch_size]
-        inputs = tokenizer(
-            [list(near[index].words) for index in chosen], is_split_into_words=True, padding=True, return_tensors="pt"
-        )
-        outputs = model(
-            input_ids=inputs["input_ids"].to(model.device),
-            attention_mask=inputs["attention_mask"].to(model.device),
-            output_hidden_states=True,
-        )
+    for rows in tqdm(batches, unit="batch", leave=False, disable=len(batches) < 2):
+        inputs = tokenizer.pad({"input_ids": [encoded["input_ids"][row] for row in rows]}, return_tensors="pt")
+        outputs = model(**inputs.to(model.device), output_hidden_states=True)
         layers = outputs.hidden_states[1:][-last_layers:]  # the first is the embedding
         states = torch.stack([layer.float() for layer in layers]).sum(0).cpu()  # (B, T, D)
-        for row, index in enumerate(chosen):
-            pieces = [place for place, word in enumerate(inputs.word_ids(row)) if word == near[index].position]
-            vectors[index] = states[row, pieces].mean(0)
+        for place, row in enumerate(rows):
+            pieces = [index for index, word in enumerate(encoded.word_ids(row)) if word == near[row].position]
+            vectors[row] = states[place, pieces].mean(0)
     return torch.stack(vectors)
 
 
@@ -231,6 +230,7 @@ def add_commands(subparsers: Any) -> None:
     parser.add_argument("model", help="folder or Hub id of an encoder or a decoder with its tokenizer")
     parser.add_argument("data", help="folder in the format of CoarseWSD-20, or a tab-separated file")
     parser.add_argument("--last-layers", type=int, default=LAST_LAYERS, help="how many layers are summed")
+    parser.add_argument("--no-special-tokens", action="store_true", help="sentences bare, without [CLS] and the like")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", action="store_true", help="for machines")
     parser.set_defaults(run=run)
@@ -242,10 +242,11 @@ def run(arguments: argparse.Namespace) -> None:
     words = read(arguments.data)
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)
     model = AutoModel.from_pretrained(arguments.model).to(arguments.device).eval()
+    options = {"last_layers": arguments.last_layers, "special_tokens": not arguments.no_special_tokens}
     scores = {}
     for word, examples in tqdm(words.items(), unit="word", disable=arguments.json):
         try:
-            scores[word] = score(model, tokenizer, examples, last_layers=arguments.last_layers)
+            scores[word] = score(model, tokenizer, examples, **options)
         except ValueError as error:
             raise ValueError(f"{arguments.data}, {word}: {error}") from error
     mean = {name: statistics.mean(getattr(one, name) for one in scores.values()) for name in FIGURES}
