@@ -155,7 +155,9 @@ def post_norm(x: Tensor, sublayer: Callable[[Tensor], Tensor], norm: nn.Module, 
 RESIDUALS = {"pre": pre_norm, "post": post_norm}
 
 
-CHUNK = 2**23  # logits at a time: enough rows to keep the hardware busy, few enough to need no memory to speak of
+# Logits at a time: on a CPU about what its caches hold, elsewhere enough rows to keep the hardware busy. Chunks of one
+# size also spare the allocator blocks of ever new sizes, of which glibc's gives few back.
+CHUNK, CPU_CHUNK = 2**25, 2**21
 
 
 def linear_cross_entropy(
@@ -194,7 +196,7 @@ def cross_entropy_in_chunks(
     gradients = torch.empty_like(hidden_states)
     weight_gradient = zeros(weight.shape if with_gradients else 0)
     bias_gradient = zeros(vocab_size if with_gradients and bias is not None else 0)
-    rows = max(1, CHUNK // vocab_size)
+    rows = max(1, (CPU_CHUNK if weight.device.type == "cpu" else CHUNK) // vocab_size)
     for states, gradient, wanted in zip(*(x.split(rows) for x in (hidden_states, gradients, targets)), strict=True):
         wanted = wanted[:, None]
         log_probabilities = F.log_softmax(F.linear(states, weight, bias), dim=-1, dtype=precise)

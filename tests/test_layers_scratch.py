@@ -197,7 +197,7 @@ def test_residuals():
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layers, "CHUNK", 200)  # 4 rows of 50 logits, 12 chunks, the last with one row
+    monkeypatch.setattr(layers, "CPU_CHUNK", 200)  # 4 rows of 50 logits, 12 chunks, the last with one row
 
 
 def head_and_targets(rows: int, bias: bool, dtype: torch.dtype = torch.float64) -> tuple[list[Tensor | None], Tensor]:
