@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 BATCH_TOKENS = 4096
@@ -38,15 +39,24 @@ def sentence_embeddings(
     for row, ids in enumerate(encoded):
         if not ids:
             raise ValueError(f"texts[{row}]={texts[row]!r} has no tokens")
+    vectors = mean_vectors(model, encoded, batch_tokens)
+    return torch.nn.functional.normalize(vectors, dim=-1) if normalize else vectors
+
+
+@torch.inference_mode()
+def mean_vectors(model: PreTrainedModel, encoded: Sequence[Sequence[int]], batch_tokens: int = BATCH_TOKENS) -> Tensor:
+    """As `sentence_embeddings`, of texts that are token ids already, none of them empty."""
     vectors = torch.empty(len(encoded), model.config.hidden_size, device=model.device)
     for rows in batches_by_length([len(ids) for ids in encoded], batch_tokens):
-        inputs = tokenizer.pad({"input_ids": [encoded[row] for row in rows]}, return_tensors="pt").to(model.device)
-        mask = inputs["attention_mask"]
+        sequences = [torch.as_tensor(encoded[row], dtype=torch.long) for row in rows]
+        ids = pad_sequence(sequences, batch_first=True, padding_value=model.config.pad_token_id or 0)
+        mask = pad_sequence([torch.ones_like(sequence) for sequence in sequences], batch_first=True)
         # Without padding there is nothing to mask, and faster attention to be had.
-        padded = {} if mask.all() else {"attention_mask": mask}
-        states = model(input_ids=inputs["input_ids"], **padded).last_hidden_state.float()
-        vectors[rows] = torch.einsum("btd,bt->bd", states, mask / mask.sum(1, keepdim=True))
-    return torch.nn.functional.normalize(vectors, dim=-1) if normalize else vectors
+        padded = {} if mask.all() else {"attention_mask": mask.to(model.device)}
+        states = model(input_ids=ids.to(model.device), **padded).last_hidden_state.float()  # (B, T, D)
+        shares = (mask / mask.sum(1, keepdim=True)).to(model.device)
+        vectors[torch.tensor(rows, device=model.device)] = (shares[:, None] @ states)[:, 0]
+    return vectors
 
 
 def batches_by_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:

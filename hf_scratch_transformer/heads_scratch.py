@@ -219,6 +219,8 @@ class ScratchDecoderForCausalLM(ScratchLanguageModel, GenerationMixin):
             check_token_labels(targets, input_ids, inputs_embeds)
         if labels is not None and shift_labels is None:
             shift_labels = F.pad(labels[:, 1:], (0, 1), value=-100)
+        if shift_labels is not None and use_cache is None and past_key_values is None:
+            use_cache = False  # nothing is written after a known text
         outputs = self.model(
             input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache=use_cache, **kwargs
         )

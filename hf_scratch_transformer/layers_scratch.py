@@ -220,14 +220,15 @@ def cross_entropy_in_chunks(
     return loss, gradients, weight_gradient.to(weight.dtype), bias_gradient.to(weight.dtype)
 
 
-# To torch.compile one operation, since how often its loop runs depends on how many targets a batch has.
-_as_one_operation = torch.library.custom_op(
-    "scratch_transformer::linear_cross_entropy", cross_entropy_in_chunks, mutates_args=()
-)
-
-
-@_as_one_operation.register_fake
-def _(hidden_states, weight, bias, targets, label_smoothing, with_gradients):  # type: ignore[no-untyped-def]
+def _without_data(
+    hidden_states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    label_smoothing: float,
+    with_gradients: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Results of the right shapes, for compilers."""
     shape = weight.shape if with_gradients else (0,)
     bias_shape = len(weight) if with_gradients and bias is not None else 0
     loss = weight.new_empty((), dtype=torch.promote_types(weight.dtype, torch.float32))
@@ -240,8 +241,19 @@ def _keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...
 
 
 def _backward(ctx: Any, grad: Tensor, *unused: Any) -> tuple[Tensor | None, ...]:
-    by_states, by_weight, by_bias = (gradient * grad.to(gradient.dtype) for gradient in ctx.saved_tensors)
+    # In place, since they are as large as the table; torch refuses a second backward pass through them. A compiler
+    # plans its memory itself.
+    scale = torch.mul if torch.compiler.is_compiling() else Tensor.mul_
+    by_states, by_weight, by_bias = (scale(gradient, grad.to(gradient.dtype)) for gradient in ctx.saved_tensors)
     return by_states, by_weight, by_bias if ctx.has_bias else None, None, None, None
 
 
-_as_one_operation.register_autograd(_backward, setup_context=_keep_gradients)
+# To torch.compile one operation, since how often its loop runs depends on how many targets a batch has. This file may
+# be loaded several times, as the package's and as that of models from the Hub: the first to come registers it for all.
+if not hasattr(torch.ops.scratch_transformer, "linear_cross_entropy"):
+    _operation = torch.library.custom_op(
+        "scratch_transformer::linear_cross_entropy", cross_entropy_in_chunks, mutates_args=()
+    )
+    _operation.register_fake(_without_data)
+    _operation.register_autograd(_backward, setup_context=_keep_gradients)
+_as_one_operation = torch.ops.scratch_transformer.linear_cross_entropy
