@@ -74,5 +74,10 @@ def batches_by_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[lis
 
 
 def longest_input(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
-    """The most tokens that a model takes at once."""
-    return min(tokenizer.model_max_length, getattr(model.config, "max_position_embeddings", None) or sys.maxsize)
+    """The most tokens that a model takes at once, special ones included."""
+    return min(tokenizer.model_max_length, most_positions(model))
+
+
+def most_positions(model: PreTrainedModel) -> int:
+    """The most tokens that a model is meant for, by its configuration."""
+    return getattr(model.config, "max_position_embeddings", None) or sys.maxsize

@@ -33,7 +33,7 @@ from hf_scratch_transformer.tokenization import check_tokenizer, config_fields
 from . import checkpoints, data, loop, metrics, sharding
 from .arguments import Recipe, RecipeError, dump, environment, parse
 from .objectives import OBJECTIVES, Objective
-from .optimisation import multiplies_bfloat16, optimizers
+from .optimisation import autocasts, optimizers
 
 # What a run writes into its folder.
 CONTENTS = (
@@ -70,9 +70,7 @@ def train(recipe: Recipe) -> None:
     """A whole run: open its folder, read the corpus, train, test, save."""
     started = time.monotonic()
     device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-    bf16 = recipe.optimisation.precision == "bf16" or (
-        recipe.optimisation.precision == "auto" and multiplies_bfloat16(device.type)
-    )
+    bf16 = autocasts(recipe.optimisation.precision, device.type)
     accelerator = Accelerator(
         cpu=device.type == "cpu",  # else several processes on a CPU would not find each other
         mixed_precision="bf16" if bf16 else "no",

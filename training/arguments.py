@@ -190,12 +190,7 @@ def parse(argv: Sequence[str]) -> Recipe:
     if not argv or argv[0].startswith("-"):
         raise RecipeError("usage: accelerate launch -m training RECIPE.yaml [--key value ...]")
     path = Path(argv[0])
-    try:
-        tree = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise RecipeError(f"{path}: cannot be read as a YAML recipe: {' '.join(str(error).split())}") from None
-    if not isinstance(tree, dict):
-        raise RecipeError(f"{path}: a recipe is a mapping of keys to values, this file holds {type(tree).__name__}")
+    tree = read_yaml(path)
     problems: list[str] = []
     _override(tree, argv[1:], problems)
     tree.setdefault("output_dir", f"runs/{path.stem}")
@@ -209,6 +204,17 @@ def parse(argv: Sequence[str]) -> Recipe:
     if problems:
         raise RecipeError(f"{path}: {len(problems)} problem(s)\n" + "\n".join(f"  {problem}" for problem in problems))
     return recipe
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The entries of a recipe, not yet checked. Raises RecipeError when the file holds none."""
+    try:
+        tree = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise RecipeError(f"{path}: cannot be read as a YAML recipe: {' '.join(str(error).split())}") from None
+    if not isinstance(tree, dict):
+        raise RecipeError(f"{path}: a recipe is a mapping of keys to values, this file holds {type(tree).__name__}")
+    return tree
 
 
 def dump(recipe: Recipe) -> str:

@@ -7,7 +7,6 @@ A recipe holds the fields of `Task` and of `transformers.TrainingArguments`. The
 """
 
 import json
-import os
 import shlex
 import shutil
 import statistics
@@ -32,10 +31,11 @@ from transformers import (
 )
 
 from hf_scratch_transformer import hub
+from hf_scratch_transformer.embedding import longest_input
 from hf_scratch_transformer.insight import senses
 
 from . import checkpoints, metrics
-from .arguments import RecipeError, environment
+from .arguments import RecipeError, environment, read_yaml
 
 IGNORED = -100  # label of a token that is not the word in question
 
@@ -68,13 +68,7 @@ def parse(argv: list[str]) -> tuple[Task, TrainingArguments]:
     """The recipe's entries, and after them the command line's, which win."""
     if not argv or argv[0].startswith("-"):
         raise RecipeError("usage: python -m training.finetune RECIPE.yaml [--key value ...]")
-    try:
-        entries = yaml.safe_load(Path(argv[0]).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise RecipeError(f"{argv[0]}: cannot be read as a YAML recipe: {error}") from None
-    if not isinstance(entries, dict):
-        raise RecipeError(f"{argv[0]}: a recipe is a mapping of keys to values")
-    words = [word for key, value in entries.items() for word in (f"--{key}", str(value))]
+    words = [word for key, value in read_yaml(Path(argv[0])).items() for word in (f"--{key}", str(value))]
     parser = HfArgumentParser((Task, TrainingArguments))
     *parsed, unknown = parser.parse_args_into_dataclasses([*words, *argv[1:]], return_remaining_strings=True)
     if unknown:
@@ -92,7 +86,7 @@ def finetune(task: Task, arguments: TrainingArguments) -> None:
     label_of = {name: label for label, name in enumerate(names)}
     tokenizer = AutoTokenizer.from_pretrained(task.model)
     model = AutoModelForTokenClassification.from_pretrained(task.model, id2label=dict(enumerate(names)))
-    limit = model.config.max_position_embeddings
+    limit = longest_input(model, tokenizer)
     whole = rows(words, "train", label_of, tokenizer, limit).train_test_split(task.validation, seed=arguments.seed)
     test = rows(words, "test", label_of, tokenizer, limit)
     trainer = Trainer(
@@ -168,11 +162,6 @@ def write(
     checkpoints.write_text(folder / "environment.json", json.dumps(about, indent=1) + "\n")
     checkpoints.write_text(folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
     metrics.draw(lines, folder / "curves.png")
-    temporary = folder / ".model"
-    shutil.rmtree(temporary, ignore_errors=True)
-    trainer.model.save_pretrained(temporary)
-    tokenizer.save_pretrained(temporary)
-    shutil.copy(folder / "curves.png", temporary)
     command = shlex.join(about.pop("command"))
     records = hub.RunRecords(
         name=folder.name,
@@ -186,8 +175,11 @@ def write(
         metrics=lines,
         results={"test": results},
     )
-    hub.write_model_card(temporary, records)
-    os.replace(temporary, folder / "model")
+    with checkpoints.replacing(folder / "model") as temporary:
+        trainer.model.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+        shutil.copy(folder / "curves.png", temporary)
+        hub.write_model_card(temporary, records)
     if task.model_card is not None:
         metrics.copy_card(folder, Path(task.model_card))
     print(f"the run is in {folder}, the model in {folder / 'model'}")

@@ -89,6 +89,11 @@ def multiplies_bfloat16(device: str) -> bool:
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 
+def autocasts(precision: str, device: str) -> bool:
+    """Whether a recipe's `precision` means bf16 on this kind of device."""
+    return precision == "bf16" or (precision == "auto" and multiplies_bfloat16(device))
+
+
 def optimizers(model: PreTrainedModel, spec: Optimisation) -> list[Optimizer]:
     """AdamW for all parameters, or Muon for the matrices inside the layers and AdamW for the rest.
 

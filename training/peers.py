@@ -40,7 +40,7 @@ from .__main__ import open_folder, open_tokenizer, prepare
 from .arguments import Optimisation, parse
 from .data import FAMILIES, Sequences
 from .objectives import IGNORED, OBJECTIVES, Batch
-from .optimisation import multiplies_bfloat16, optimizers
+from .optimisation import autocasts, optimizers
 
 OURS = "ours"
 PAD, BOS, EOS, MASK, FIRST_WORD = range(5)
@@ -519,8 +519,7 @@ class RecipeRun(Contender):
 
     def build(self) -> None:
         recipe, device = self.recipe, self.options.device
-        precision = recipe.optimisation.precision
-        self.bf16 = precision == "bf16" or (precision == "auto" and multiplies_bfloat16(device.type))
+        self.bf16 = autocasts(recipe.optimisation.precision, device.type)
         accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision="bf16" if self.bf16 else "no")
         open_folder(recipe, accelerator)
         tokenizer = open_tokenizer(recipe, self.folder, accelerator)

@@ -23,12 +23,12 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..embedding import most_positions
 from .pictures import (
     attention,
     attention_weights,
     embedding_shift,
     encode,
-    limit,
     readable,
     word_vectors,
 )
@@ -70,7 +70,7 @@ def translate(
         ValueError: an empty text, one that is too long, or a layer or head that the model does not have.
     """
     inputs = _typed(model, tokenizer, text)
-    longest = min(2 * inputs["input_ids"].shape[-1] + 10, limit(model) - 1)
+    longest = min(2 * inputs["input_ids"].shape[-1] + 10, most_positions(model) - 1)
     written = model.generate(**inputs, max_new_tokens=longest)
     translation = tokenizer.decode(written[0], skip_special_tokens=True)
     weights = attention_weights(model, tokenizer, text, translation)
@@ -106,7 +106,7 @@ def continuation(
     """
     inputs = _typed(model, tokenizer, text)
     length = inputs["input_ids"].shape[-1]
-    room = limit(model) - length
+    room = most_positions(model) - length
     if room < 1:
         raise ValueError(f"text has {length} tokens, all that the model has positions for: shorten it to have it go on")
     options = {"do_sample": True, "num_beams": 1, "top_k": 0, "top_p": 1.0}
@@ -195,7 +195,7 @@ def _next_token_tab(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) 
             text = gradio.Textbox(label="Text", placeholder="A text to go on with", lines=3)
             temperature = gradio.Slider(0.1, 2, value=1, step=0.1, label="Temperature")
             button = gradio.Button("Predict", variant="primary")
-            most = min(500, limit(model) - 1)
+            most = min(500, most_positions(model) - 1)
             new_tokens = gradio.Slider(1, most, value=min(100, most), step=1, label="Tokens to generate, at most")
             generate = gradio.Button("Generate")
             written = gradio.Textbox(label="Continuation", lines=3)

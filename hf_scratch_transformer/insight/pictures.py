@@ -19,7 +19,6 @@ import json
 import math
 import os
 import re
-import sys
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -40,6 +39,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..embedding import most_positions
 from ..layers_scratch import RotaryPositions, SinusoidalPositions
 from .sizes import parts
 
@@ -208,7 +208,7 @@ def attention_weights(
         written = encode(model, tokenizer, target, "text_target")["input_ids"]
         read = torch.cat((written.new_tensor([[_start(model)]]), written[:, :-1]), dim=1)
     elif model.can_generate():
-        longest = min(2 * len(source) + 10, limit(model) - 1)
+        longest = min(2 * len(source) + 10, most_positions(model) - 1)
         generated = model.generate(**inputs, num_beams=1, do_sample=False, max_new_tokens=longest)
         read, written = generated[:, :-1], generated[:, 1:]
     else:
@@ -565,17 +565,12 @@ def model_name(model: PreTrainedModel) -> str:
 def encode(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str, role: str = "text") -> Any:
     """One text as a batch of one, on the model's device; refused where the model would fail inside a matrix product."""
     inputs = tokenizer(**{role: [text]}, return_tensors="pt")
-    length = inputs["input_ids"].shape[-1]
+    length, limit = inputs["input_ids"].shape[-1], most_positions(model)
     if length == 0:
         raise ValueError(f"{role}={text!r} has no tokens")
-    if length > limit(model):
-        raise ValueError(f"{role} has {length} tokens, more than max_position_embeddings={limit(model)} of the model")
+    if length > limit:
+        raise ValueError(f"{role} has {length} tokens, more than max_position_embeddings={limit} of the model")
     return inputs.to(model.device)
-
-
-def limit(model: PreTrainedModel) -> int:
-    """Most tokens in a text."""
-    return getattr(model.config, "max_position_embeddings", None) or sys.maxsize
 
 
 def _start(model: PreTrainedModel) -> int:

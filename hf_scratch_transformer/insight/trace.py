@@ -209,6 +209,7 @@ def _tracing(model: nn.Module, target_share: float = 1.0) -> Iterator["_Tracer"]
     try:
         with (
             mock.patch.object(F, "scaled_dot_product_attention", _attend),
+            mock.patch.object(layers_scratch, "CHUNK", layers_scratch.CPU_CHUNK),  # memory is told as on a CPU
             _Tracer(model, target_share) as tracer,
         ):
             yield tracer
