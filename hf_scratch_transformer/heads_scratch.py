@@ -37,6 +37,7 @@ from .modeling_scratch import (
     ScratchStack,
     first_token,
     is_padding_mask,
+    is_sparse,
     make_norm,
 )
 
@@ -78,9 +79,7 @@ class ScratchLanguageModel(ScratchPreTrainedModel):
         if num_items_in_batch is None:
             num_items_in_batch = (targets != -100).sum().clamp(min=1)  # a batch without a target has loss 0, not NaN
         if loss_only:
-            # Padding and unmasked tokens have no loss: they never reach the widest matrix of the model.
-            real = targets != -100
-            return None, self.total_loss(hidden_states[real], targets[real], label_smoothing) / num_items_in_batch
+            return None, self.total_loss(hidden_states, targets, label_smoothing) / num_items_in_batch
         logits = self.logits(hidden_states)
         if label_smoothing:
             return logits, token_loss(logits, targets, num_items_in_batch, label_smoothing)
@@ -94,14 +93,18 @@ class ScratchLanguageModel(ScratchPreTrainedModel):
         return logits, loss
 
     def total_loss(self, hidden_states: Tensor, targets: Tensor, label_smoothing: float) -> Tensor:
-        """(N, D), (N,) -> the sum of all losses, without keeping logits."""
-        head, hidden_states = self.lm_head, self.lm_transform(hidden_states)
+        """(B, T, D), (B, T) -> the sum of all losses, without keeping logits. Padding and unmasked tokens have no loss:
+        they never reach the widest matrix of the model."""
+        head, hidden_states, targets = self.lm_head, hidden_states.flatten(0, 1), targets.flatten()
         # A head that somebody has adapted, quantised or spread over devices does more than multiply by its weight.
-        if type(head) is nn.Linear and not (
-            head._forward_pre_hooks or head._forward_hooks or hasattr(head, "_hf_hook")
-        ):
-            return linear_cross_entropy(hidden_states, head.weight, head.bias, targets, label_smoothing)
-        return token_loss(head(hidden_states), targets, 1, label_smoothing)
+        is_adapted = type(head) is not nn.Linear or bool(head._forward_pre_hooks or head._forward_hooks)
+        is_adapted = is_adapted or hasattr(head, "_hf_hook")
+        if is_adapted or not isinstance(self.lm_transform, nn.Identity):
+            real = targets != -100
+            hidden_states, targets = self.lm_transform(hidden_states[real]), targets[real]
+        if is_adapted:
+            return token_loss(head(hidden_states), targets, 1, label_smoothing)
+        return linear_cross_entropy(hidden_states, head.weight, head.bias, targets, label_smoothing)
 
 
 class ScratchTransform(nn.Module):
@@ -125,6 +128,15 @@ def token_loss(
         logits.float().flatten(0, -2), targets.flatten(), reduction="sum", label_smoothing=label_smoothing
     )
     return loss / ((targets != -100).sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch)
+
+
+def read_for(targets: Tensor | None) -> Tensor | None:  # (B, T)
+    """What a causal model has to read for the loss of these targets, as a mask of padding: each row up to its last
+    target. `None` stands for nearly everything."""
+    if targets is None or torch.compiler.is_compiling():
+        return None
+    real = (targets != -100).flip(1).cumsum(1).flip(1) > 0
+    return real.long() if is_sparse(real) else None
 
 
 class ScratchEncoderForMaskedLM(ScratchLanguageModel):
@@ -155,13 +167,15 @@ class ScratchEncoderForMaskedLM(ScratchLanguageModel):
             labels: the tokens behind the masks (B, T), -100 elsewhere.
             num_items_in_batch: number of targets to divide the summed loss by, so that accumulated gradients equal
                 those of one large batch.
-            loss_only: compute the head on the targets alone and return no logits. Same loss, much less time and memory.
+            loss_only: compute the head on the targets alone and the layers without padding, and return no logits. Same
+                loss, much less time and memory.
             label_smoothing: share of the probability spread over the vocabulary (section 5.4 of the paper).
 
         Returns:
             `loss` in nats per target, `logits` (B, T, V).
         """
         check_token_labels(labels, input_ids, inputs_embeds)
+        kwargs.setdefault("skip_padding", loss_only)
         outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds, **kwargs)
         logits, loss = self.logits_and_loss(
             outputs.last_hidden_state, labels, num_items_in_batch, loss_only, label_smoothing
@@ -221,6 +235,9 @@ class ScratchDecoderForCausalLM(ScratchLanguageModel, GenerationMixin):
             shift_labels = F.pad(labels[:, 1:], (0, 1), value=-100)
         if shift_labels is not None and use_cache is None and past_key_values is None:
             use_cache = False  # nothing is written after a known text
+        kwargs.setdefault("skip_padding", loss_only)
+        if loss_only and attention_mask is None and position_ids is None and past_key_values is None:
+            attention_mask = read_for(shift_labels)
         outputs = self.model(
             input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache=use_cache, **kwargs
         )
@@ -321,6 +338,9 @@ class ScratchSeq2SeqForConditionalGeneration(ScratchLanguageModel, GenerationMix
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
             use_cache = False if use_cache is None else use_cache
         check_token_labels(labels, decoder_input_ids, decoder_inputs_embeds)
+        kwargs.setdefault("skip_padding", loss_only)
+        if loss_only and decoder_attention_mask is None and past_key_values is None:
+            decoder_attention_mask = read_for(labels)
         outputs = self.model(
             input_ids,
             attention_mask,

@@ -5,11 +5,12 @@ Shapes: B batch, T length of the queries, S length of the keys and values, H hea
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention.varlen import varlen_attn
 
 
 class SinusoidalPositions(nn.Module):
@@ -103,6 +104,105 @@ def attention(
     return (weights @ value).transpose(1, 2).contiguous(), weights
 
 
+class Packing(NamedTuple):
+    """Texts laid end to end, so that whatever works on each token by itself does nothing for padding; attention lays
+    them side by side again, no wider than the longest (the unpadding of ModernBERT, Warner et al., 2024).
+
+    N tokens of R texts, of which the longest has L.
+    """
+
+    lengths: Tensor  # (R,)
+    longest: int
+    places: Tensor  # (N,): of each token among the R × L that are side by side
+    real: Tensor | None = None  # (N,): of each token among those of a batch with padding, if there is padding
+
+    @classmethod
+    def of_real(cls, real: Tensor) -> "Packing":
+        """Of a batch (B, T), of which these tokens are not padding."""
+        return cls.of(real.sum(1), real.flatten().nonzero()[:, 0])
+
+    @classmethod
+    def of(cls, lengths: Tensor, real: Tensor | None = None) -> "Packing":
+        rows = torch.repeat_interleave(lengths)  # (N,)
+        longest = int(lengths.max())
+        gaps = (longest - lengths).cumsum(0) - (longest - lengths)  # (R,): empty slots before each text
+        places = torch.arange(len(rows), device=lengths.device) + gaps[rows]
+        return cls(lengths, longest, places, real)
+
+    def drop_padding(self, x: Tensor) -> Tensor:  # (B, T, ...) -> (1, N, ...)
+        return x if self.real is None else x.flatten(0, 1).index_select(0, self.real)[None]
+
+    def restore_padding(self, x: Tensor, batch: int, length: int) -> Tensor:  # (1, N, ...) -> (B, T, ...), with zeros
+        if self.real is None:
+            return x
+        return x.new_zeros(batch * length, *x.shape[2:]).index_copy_(0, self.real, x[0]).unflatten(0, (batch, length))
+
+    def side_by_side(self, x: Tensor) -> Tensor:  # (B, H, T, d) with B · T = N -> (R, H, L, d)
+        x = x.transpose(1, 2).flatten(0, 1)
+        slots = x.new_zeros(len(self.lengths) * self.longest, *x.shape[1:]).index_copy_(0, self.places, x)
+        return slots.unflatten(0, (-1, self.longest)).transpose(1, 2)
+
+    def end_to_end(self, x: Tensor, batch: int) -> Tensor:  # (R, L, H, d) -> (B, T, H, d)
+        return x.flatten(0, 1).index_select(0, self.places).unflatten(0, (batch, -1))
+
+    def mask(self) -> Tensor:  # (R, 1, 1, L): True at real keys
+        # A text without tokens attends to one empty slot rather than to nothing, which would be NaN.
+        return (torch.arange(self.longest, device=self.lengths.device) < self.lengths.clamp(min=1)[:, None])[
+            :, None, None
+        ]
+
+
+def has_varlen_kernel(query: Tensor, value: Tensor, dropout: float) -> bool:
+    """Whether `attention_end_to_end` can be computed: on an NVIDIA GPU from Ampere on, in half precision."""
+    return (
+        query.is_cuda
+        and compute_dtype(query) in (torch.bfloat16, torch.float16)
+        and dropout == 0.0
+        and query.shape[-1] == value.shape[-1] <= 256
+        and query.shape[-1] % 8 == 0
+        and torch.version.cuda is not None
+        and torch.cuda.get_device_capability(query.device) >= (8, 0)
+    )
+
+
+def attention_end_to_end(
+    query: Tensor,  # (B, H, T, d)
+    key: Tensor,  # (B', H/groups, S, d)
+    value: Tensor,  # (B', H/groups, S, d)
+    packing: Packing,  # of the queries
+    of_keys: Packing,
+    is_causal: bool,
+    scaling: float,
+    groups: int,
+) -> Tensor:  # -> (B, T, H, d)
+    """`attention` of each text to its own keys, by FlashAttention's kernel for texts that lie end to end."""
+    batch, dtype = len(query), compute_dtype(query)
+    states = (query, repeat_heads(key, groups), repeat_heads(value, groups))
+    query, key, value = (x.transpose(1, 2).flatten(0, 1).to(dtype) for x in states)
+    starts, key_starts = (F.pad(each.lengths.cumsum(0), (1, 0)).int() for each in (packing, of_keys))
+    window = (-1, 0 if is_causal else -1)  # how far back and ahead is looked; -1: to the end
+    output: Any = varlen_attn(
+        query,
+        key,
+        value,
+        starts,
+        key_starts,
+        packing.longest,
+        of_keys.longest,
+        scale=scaling,
+        window_size=window,
+    )
+    return output.unflatten(0, (batch, -1))
+
+
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """The type in which matrices are multiplied here."""
+    device = x.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return x.dtype
+
+
 class FeedForward(nn.Module):
     """Two linear maps with an activation between, at each position by itself: section 3.3 of the paper."""
 
@@ -155,29 +255,25 @@ def post_norm(x: Tensor, sublayer: Callable[[Tensor], Tensor], norm: nn.Module, 
 RESIDUALS = {"pre": pre_norm, "post": post_norm}
 
 
-# Logits at a time: on a CPU about what its caches hold, elsewhere enough rows to keep the hardware busy. Chunks of one
-# size also spare the allocator blocks of ever new sizes, of which glibc's gives few back.
-CHUNK, CPU_CHUNK = 2**25, 2**21
+# Logits at a time: on a CPU about what its caches hold, elsewhere enough rows to keep the hardware busy.
+CHUNK, CPU_CHUNK = 2**25, 2**23
 
 
 def linear_cross_entropy(
     hidden_states: Tensor,  # (N, D)
     weight: Tensor,  # (V, D)
     bias: Tensor | None,  # (V,)
-    targets: Tensor,  # (N,)
+    targets: Tensor,  # (N,), -100 where there is nothing to predict
     label_smoothing: float = 0.0,
 ) -> Tensor:
     """`cross_entropy(linear(hidden_states, weight, bias), targets, reduction="sum")`, in nats and at least single
-    precision, without the N × V logits ever being there at once.
+    precision, without logits of rows that have no target, and without the N × V logits ever being there at once.
 
     As in Cut Cross-Entropy (Wijmans et al., 2025), the logits of some rows are made and used up before the next ones;
     with them at hand, their gradients are computed too, so that the widest product of a model is not done again.
     """
-    device = hidden_states.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-        hidden_states, weight = hidden_states.to(dtype), weight.to(dtype)
-        bias = None if bias is None else bias.to(dtype)
+    dtype = compute_dtype(hidden_states)
+    hidden_states, weight, bias = hidden_states.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
     return _as_one_operation(hidden_states, weight, bias, targets, label_smoothing, torch.is_grad_enabled())[0]
 
 
@@ -193,12 +289,11 @@ def cross_entropy_in_chunks(
     vocab_size, precise = len(weight), torch.promote_types(weight.dtype, torch.float32)
     zeros = partial(torch.zeros, dtype=precise, device=weight.device)
     loss = zeros(())
-    gradients = torch.empty_like(hidden_states)
+    gradients = torch.zeros_like(hidden_states)
     weight_gradient = zeros(weight.shape if with_gradients else 0)
     bias_gradient = zeros(vocab_size if with_gradients and bias is not None else 0)
-    rows = max(1, (CPU_CHUNK if weight.device.type == "cpu" else CHUNK) // vocab_size)
-    for states, gradient, wanted in zip(*(x.split(rows) for x in (hidden_states, gradients, targets)), strict=True):
-        wanted = wanted[:, None]
+    for rows in (targets != -100).nonzero()[:, 0].split(chunk_rows(weight)):
+        states, wanted = hidden_states[rows], targets[rows, None]
         log_probabilities = F.log_softmax(F.linear(states, weight, bias), dim=-1, dtype=precise)
         loss -= (1 - label_smoothing) * log_probabilities.gather(1, wanted).sum()
         if label_smoothing:
@@ -212,12 +307,18 @@ def cross_entropy_in_chunks(
         if bias is not None:
             bias_gradient += by_logits.sum(0)
         by_logits = by_logits.to(weight.dtype)
-        torch.mm(by_logits, weight, out=gradient)
+        gradients[rows] = by_logits @ weight
         if weight.dtype == precise:
             weight_gradient.addmm_(by_logits.T, states)
         else:
             weight_gradient += by_logits.T @ states
     return loss, gradients, weight_gradient.to(weight.dtype), bias_gradient.to(weight.dtype)
+
+
+def chunk_rows(weight: Tensor) -> int:
+    """How many rows of logits are made at a time: a power of two, which hardware multiplies fastest."""
+    rows = (CPU_CHUNK if weight.device.type == "cpu" else CHUNK) // len(weight)
+    return 1 << max(0, rows.bit_length() - 1)
 
 
 def _without_data(
@@ -250,10 +351,10 @@ def _backward(ctx: Any, grad: Tensor, *unused: Any) -> tuple[Tensor | None, ...]
 
 # To torch.compile one operation, since how often its loop runs depends on how many targets a batch has. This file may
 # be loaded several times, as the package's and as that of models from the Hub: the first to come registers it for all.
-if not hasattr(torch.ops.scratch_transformer, "linear_cross_entropy"):
+if not hasattr(torch.ops.scratch_transformer, "cross_entropy_in_chunks"):
     _operation = torch.library.custom_op(
-        "scratch_transformer::linear_cross_entropy", cross_entropy_in_chunks, mutates_args=()
+        "scratch_transformer::cross_entropy_in_chunks", cross_entropy_in_chunks, mutates_args=()
     )
     _operation.register_fake(_without_data)
     _operation.register_autograd(_backward, setup_context=_keep_gradients)
-_as_one_operation = torch.ops.scratch_transformer.linear_cross_entropy
+_as_one_operation = torch.ops.scratch_transformer.cross_entropy_in_chunks

@@ -47,10 +47,13 @@ from .layers_scratch import (
     NORMS,
     POOLERS,
     RESIDUALS,
+    Packing,
     RotaryPositions,
     SinusoidalPositions,
     attention,
+    attention_end_to_end,
     ends_sublayer,
+    has_varlen_kernel,
     rotate,
 )
 
@@ -86,10 +89,12 @@ class ScratchAttention(nn.Module):
         attention_mask: Tensor | None = None,
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         past_key_values: Cache | None = None,
+        packing: Packing | None = None,
+        source_packing: Packing | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> tuple[Tensor, Tensor | None]:
         """Returns the output (B, T, D) and the weights (B, H, T, T or S), `None` from the backends that never form
-        them."""
+        them. Where texts are laid end to end, the mask is for them side by side."""
         query = self.q_norm(self.q_proj(hidden_states).unflatten(-1, (-1, self.head_dim))).transpose(1, 2)
         if source is None:
             key, value = self.keys_and_values(hidden_states)
@@ -102,19 +107,23 @@ class ScratchAttention(nn.Module):
         else:
             key, value = self.source_keys_and_values(source, past_key_values)
 
+        dropout = self.config.attention_dropout if self.training else 0.0
+        if packing is not None:
+            of_keys = packing if source is None else source_packing
+            if self.config._attn_implementation == "sdpa" and has_varlen_kernel(query, value, dropout):
+                output = attention_end_to_end(
+                    query, key, value, packing, of_keys, self.is_causal, self.scaling, self.num_key_value_groups
+                )
+                return self.o_proj(output.flatten(2)), None
+            query, key, value = packing.side_by_side(query), of_keys.side_by_side(key), of_keys.side_by_side(value)
         # Only the formula written out can show its weights, whichever backend the configuration names.
         implementation = "eager" if kwargs.get("output_attentions") else self.config._attn_implementation
         attention_interface: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, attention)
         output, weights = attention_interface(
-            self,
-            query,
-            key,
-            value,
-            attention_mask,
-            dropout=self.config.attention_dropout if self.training else 0.0,
-            scaling=self.scaling,
-            **kwargs,
+            self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
         )
+        if packing is not None:
+            output = packing.end_to_end(output, len(hidden_states))
         # Backends of serving engines return (tokens, H · d_v), whatever the shape they were given.
         return self.o_proj(output.reshape(*hidden_states.shape[:-1], -1)), weights
 
@@ -328,7 +337,7 @@ class ScratchStack(ScratchPreTrainedModel):
 
     def __init__(self, config: ScratchConfig, vocab_size: int, depth: int, is_causal: bool, has_source: bool = False):
         super().__init__(config)
-        self.is_causal = is_causal
+        self.is_causal, self.has_source = is_causal, has_source
         self.embeddings = ScratchEmbeddings(config, vocab_size)
         self.layers = nn.ModuleList(ScratchBlock(config, index, is_causal, has_source) for index in range(depth))
         self.norm = make_norm(config) if config.norm_position == "pre" else nn.Identity()
@@ -350,9 +359,14 @@ class ScratchStack(ScratchPreTrainedModel):
         position_ids: Tensor,
         encoder_hidden_states: Tensor | None = None,
         token_type_ids: Tensor | None = None,
+        packing: Packing | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Tensor:  # -> (B, T, D)
         hidden_states = self.embeddings(inputs_embeds, position_ids, token_type_ids)
+        batch, length = hidden_states.shape[:2]
+        if packing is not None:
+            hidden_states = packing.drop_padding(hidden_states)
+            position_ids = packing.drop_padding(position_ids.expand(batch, -1))
         position_embeddings = self.rotary(position_ids, hidden_states.dtype) if self.rotary is not None else None
         for layer in self.layers:
             # What gradients flow into is passed by position, where reentrant checkpointing looks for it.
@@ -362,9 +376,49 @@ class ScratchStack(ScratchPreTrainedModel):
                 encoder_hidden_states,
                 position_embeddings=position_embeddings,
                 position_ids=position_ids,
+                packing=packing,
                 **kwargs,
             )
-        return self.norm(hidden_states)
+        hidden_states = self.norm(hidden_states)
+        return hidden_states if packing is None else packing.restore_padding(hidden_states, batch, length)
+
+    def pack(
+        self,
+        inputs_embeds: Tensor,
+        attention_mask: Any,
+        position_ids: Tensor | None,
+        skip_padding: bool,
+        kwargs: dict[str, Any],
+    ) -> tuple[Packing | None, Tensor | None]:
+        """How to lay the texts of a batch end to end, without their padding, or where the documents are that a caller
+        has packed; and the mask of each text by itself. `None` where that is not less work, or cannot be seen ahead: a
+        graph has no room for as many tokens as there happen to be."""
+        shows = any(
+            kwargs.get(name, getattr(self.config, name, False))
+            for name in ("output_attentions", "output_hidden_states")
+        )
+        is_written_out = self.config._attn_implementation == "eager"
+        if torch.compiler.is_compiling() or shows or self.config._attn_implementation not in ("eager", "sdpa"):
+            return None, None
+        packing, (batch, length) = None, inputs_embeds.shape[:2]
+        if skip_padding and is_padding_mask(attention_mask):
+            real = attention_mask != 0
+            if is_sparse(real):
+                packing = Packing.of_real(real)
+        elif attention_mask is None and position_ids is not None and not self.has_source:
+            documents = find_packed_sequence_indices(position_ids.expand(batch, -1))
+            if documents is not None:
+                documents = documents + torch.arange(batch, device=documents.device)[:, None] * length
+                lengths = documents.flatten().unique_consecutive(return_counts=True)[1]
+                if len(lengths) * lengths.max() ** 2 < batch * length**2:
+                    packing = Packing.of(lengths)
+        if packing is None or not self.is_causal:
+            return packing, None if packing is None else packing.mask()
+        # Padding comes last now, where causal attention never looks, and the kernels know what causal is.
+        shape = (packing.longest, packing.longest)
+        return packing, torch.ones(
+            shape, dtype=torch.bool, device=inputs_embeds.device
+        ).tril() if is_written_out else None
 
     def default_positions(self, inputs_embeds: Tensor, attention_mask: Any, past_length: int | Tensor) -> Tensor:
         """0, 1, 2, ... along each row (B or 1, T). Absolute positions count from the first real token, so that padding
@@ -470,6 +524,12 @@ def first_token(hidden_states: Tensor, attention_mask: Any) -> Tensor:  # (..., 
     return hidden_states.gather(-2, index).squeeze(-2)
 
 
+def is_sparse(real: Tensor) -> bool:
+    """Whether so few tokens of a batch are real, if any, that leaving out the others saves more than it costs."""
+    count = real.sum()
+    return not bool((count == 0) | (count >= 0.9 * real.numel()))
+
+
 def is_padding_mask(attention_mask: Any) -> bool:
     """Whether it is a mask (B, T) of real tokens, rather than nothing or a mask that a caller has prepared in full."""
     return isinstance(attention_mask, Tensor) and attention_mask.ndim == 2
@@ -494,6 +554,7 @@ class ScratchEncoderModel(ScratchStack):
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
+        skip_padding: bool = False,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput | BaseModelOutputWithPooling:
         """
@@ -502,6 +563,8 @@ class ScratchEncoderModel(ScratchStack):
             attention_mask: 1 for real tokens, 0 for padding (B, T); or a prepared mask (B, 1, T, T).
             position_ids: (B, T). Where they start again, and no mask is given, a new document starts: packed documents
                 do not see each other.
+            skip_padding: compute nothing for padding, whose states come back as zeros, where there is much of it. What
+                stands at real tokens is the same.
 
         `token_type_ids` (B, T) are looked up where `type_vocab_size` says that there are types, and ignored elsewhere.
 
@@ -513,18 +576,20 @@ class ScratchEncoderModel(ScratchStack):
         """
         self.check_inputs(input_ids, inputs_embeds, attention_mask, position_ids, None, kwargs)
         inputs_embeds = self.embed(input_ids, inputs_embeds)
-        packing = None
+        packing, mask = self.pack(inputs_embeds, attention_mask, position_ids, skip_padding, kwargs)
+        documents = None
         if position_ids is None:
             position_ids = self.default_positions(inputs_embeds, attention_mask, 0)
-        elif attention_mask is None:
-            packing = find_packed_sequence_indices(position_ids.expand(inputs_embeds.shape[0], -1))
-        mask = create_bidirectional_mask(
-            config=self.masking_config(kwargs),
-            inputs_embeds=inputs_embeds,
-            attention_mask=attention_mask,
-            and_mask_function=packed_sequence_mask_function(packing) if packing is not None else None,
-        )
-        hidden_states = self.run(inputs_embeds, mask, position_ids, **kwargs)
+        elif attention_mask is None and packing is None:
+            documents = find_packed_sequence_indices(position_ids.expand(inputs_embeds.shape[0], -1))
+        if packing is None:
+            mask = create_bidirectional_mask(
+                config=self.masking_config(kwargs),
+                inputs_embeds=inputs_embeds,
+                attention_mask=attention_mask,
+                and_mask_function=packed_sequence_mask_function(documents) if documents is not None else None,
+            )
+        hidden_states = self.run(inputs_embeds, mask, position_ids, packing=packing, **kwargs)
         if self.pooler is None:
             return BaseModelOutput(last_hidden_state=hidden_states)
         pooler_output = self.pooler(first_token(hidden_states, attention_mask))
@@ -549,6 +614,7 @@ class ScratchDecoderModel(ScratchStack):
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
+        skip_padding: bool = False,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPast:
         """
@@ -559,17 +625,21 @@ class ScratchDecoderModel(ScratchStack):
                 packed documents do not see each other.
             past_key_values: keys and values of earlier tokens.
             use_cache: return such a cache.
+            skip_padding: as `ScratchEncoderModel.forward`; a cache is in the way of it.
 
         Raises:
             ValueError, TypeError: on what does not fit, with its name and shape.
         """
         self.check_inputs(input_ids, inputs_embeds, attention_mask, position_ids, past_key_values, kwargs)
-        inputs_embeds, mask, position_ids = self.prepare(
-            input_ids, inputs_embeds, attention_mask, position_ids, past_key_values, kwargs
+        skip_padding = skip_padding and not use_cache
+        inputs_embeds, mask, position_ids, packing = self.prepare(
+            input_ids, inputs_embeds, attention_mask, position_ids, past_key_values, skip_padding, kwargs
         )
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
-        hidden_states = self.run(inputs_embeds, mask, position_ids, past_key_values=past_key_values, **kwargs)
+        hidden_states = self.run(
+            inputs_embeds, mask, position_ids, packing=packing, past_key_values=past_key_values, **kwargs
+        )
         return BaseModelOutputWithPast(last_hidden_state=hidden_states, past_key_values=past_key_values)
 
     def prepare(
@@ -579,23 +649,28 @@ class ScratchDecoderModel(ScratchStack):
         attention_mask: Any,
         position_ids: Tensor | None,
         past_key_values: Cache | None,
+        skip_padding: bool,
         kwargs: dict[str, Any],
-    ) -> tuple[Tensor, Any, Tensor]:
-        """Embeddings, causal mask and positions. Called before an empty cache is made, which would hide from the mask
-        that documents are packed; and the mask is told of positions only if the caller chose them, since under a
-        compiler their mere presence costs the mask-free kernels."""
+    ) -> tuple[Tensor, Any, Tensor, Packing | None]:
+        """Embeddings, causal mask, positions, and how texts are laid end to end, if they are. Called before an empty
+        cache is made, which would hide from the mask that documents are packed; and the mask is told of positions only
+        if the caller chose them, since under a compiler their mere presence costs the mask-free kernels."""
         inputs_embeds = self.embed(input_ids, inputs_embeds)
-        mask = create_causal_mask(
-            config=self.masking_config(kwargs),
-            inputs_embeds=inputs_embeds,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            position_ids=position_ids,
-        )
+        packing = None
+        if past_key_values is None:
+            packing, mask = self.pack(inputs_embeds, attention_mask, position_ids, skip_padding, kwargs)
+        if packing is None:
+            mask = create_causal_mask(
+                config=self.masking_config(kwargs),
+                inputs_embeds=inputs_embeds,
+                attention_mask=attention_mask,
+                past_key_values=past_key_values,
+                position_ids=position_ids,
+            )
         if position_ids is None:
             past_length = past_key_values.get_seq_length() if past_key_values is not None else 0
             position_ids = self.default_positions(inputs_embeds, attention_mask, past_length)
-        return inputs_embeds, mask, position_ids
+        return inputs_embeds, mask, position_ids, packing
 
 
 class ScratchSeq2SeqDecoder(ScratchDecoderModel):
@@ -624,6 +699,7 @@ class ScratchSeq2SeqDecoder(ScratchDecoderModel):
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
+        skip_padding: bool = False,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """As `ScratchDecoderModel.forward`, with the encoder's output and its padding mask."""
@@ -631,10 +707,18 @@ class ScratchSeq2SeqDecoder(ScratchDecoderModel):
         own_cache = past_key_values
         if isinstance(past_key_values, EncoderDecoderCache):
             own_cache = past_key_values.self_attention_cache
-        inputs_embeds, mask, position_ids = self.prepare(
-            input_ids, inputs_embeds, attention_mask, position_ids, own_cache, kwargs
+        skip_padding = skip_padding and not use_cache
+        inputs_embeds, mask, position_ids, packing = self.prepare(
+            input_ids, inputs_embeds, attention_mask, position_ids, own_cache, skip_padding, kwargs
         )
-        if encoder_hidden_states is not None:
+        source_packing = None
+        if packing is not None and encoder_hidden_states is not None:
+            if encoder_attention_mask is None:
+                encoder_attention_mask = encoder_hidden_states.new_ones(encoder_hidden_states.shape[:2])
+            source_packing = Packing.of_real(encoder_attention_mask != 0)
+            encoder_hidden_states = source_packing.drop_padding(encoder_hidden_states)
+            encoder_attention_mask = source_packing.mask()
+        elif encoder_hidden_states is not None:
             encoder_attention_mask = create_bidirectional_mask(
                 config=self.masking_config(kwargs),
                 inputs_embeds=inputs_embeds,
@@ -649,6 +733,8 @@ class ScratchSeq2SeqDecoder(ScratchDecoderModel):
             position_ids,
             encoder_hidden_states,
             encoder_attention_mask=encoder_attention_mask,
+            packing=packing,
+            source_packing=source_packing,
             past_key_values=past_key_values,
             **kwargs,
         )

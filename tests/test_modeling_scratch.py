@@ -16,7 +16,10 @@ from hf_scratch_transformer import (
     ScratchSeq2SeqConfig,
     ScratchSeq2SeqForConditionalGeneration,
     ScratchSeq2SeqModel,
+    layers_scratch,
+    modeling_scratch,
 )
+from hf_scratch_transformer.layers_scratch import Packing
 from hf_scratch_transformer.modeling_scratch import ScratchBlock
 
 from . import tiny
@@ -435,3 +438,125 @@ def test_positional_arguments_and_tuples():
     assert torch.equal(with_types.last_hidden_state, by_name)
     embedded = model(inputs_embeds=model.get_input_embeddings()(ids), attention_mask=mask)
     assert torch.equal(embedded.last_hidden_state, by_name)
+
+
+# Texts end to end
+
+MASKS = {
+    "right": tiny.padding_mask(4, 9),
+    "left": tiny.padding_mask(4, 9, "left"),
+    "holes": torch.tensor(
+        [[1, 0, 1, 1, 0, 0, 1, 1, 0], [0, 1, 1, 1, 1, 0, 1, 0, 0], [0, 0, 0, 0, 1, 0, 0, 0, 0], [1] * 9]
+    ),
+}
+
+
+def real_states_and_gradients(model, mask, skip_padding):
+    """States at real tokens (N, D), all states, gradients of a loss of the former, and how many tokens layers saw."""
+    inputs = {"input_ids": tiny.tokens(40, *mask.shape), "attention_mask": mask}
+    if model.config.is_encoder_decoder:
+        target = tiny.padding_mask(len(mask), 6)
+        inputs |= {"decoder_input_ids": tiny.tokens(40, *target.shape, seed=1), "decoder_attention_mask": target}
+    seen = []
+    block = next(module for module in reversed(list(model.modules())) if isinstance(module, ScratchBlock))
+    handle = block.register_forward_hook(lambda module, args, output: seen.append(output.shape[:-1].numel()))
+    states = model(**inputs, skip_padding=skip_padding, use_cache=False).last_hidden_state
+    handle.remove()
+    real = inputs.get("decoder_attention_mask", mask) == 1
+    model.zero_grad()
+    states[real].sin().sum().backward()
+    return states[real], states, real, {n: p.grad.clone() for n, p in model.named_parameters()}, seen[0]
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@pytest.mark.parametrize("side", MASKS)
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("model_class", tiny.BACKBONES, ids=tiny.family)
+def test_without_padding_real_tokens_are_the_same(model_class, variant, side, backend):
+    model = tiny.model(model_class, attn_implementation=backend, **VARIANTS[variant])
+    expected, _, _, gradients, all_tokens = real_states_and_gradients(model, MASKS[side], skip_padding=False)
+    states, everywhere, real, ours, seen = real_states_and_gradients(model, MASKS[side], skip_padding=True)
+    assert seen == real.sum() < all_tokens == real.numel()
+    assert not everywhere[~real].any()
+    assert_close(states, expected, atol=1e-5, rtol=1e-5)
+    assert_close(ours, gradients, atol=5e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_a_text_without_tokens_among_others_is_no_obstacle(backend):
+    model = tiny.model(ScratchSeq2SeqModel, attn_implementation=backend)
+    mask = MASKS["right"].clone()
+    mask[2] = 0
+    states, _, _, gradients, _ = real_states_and_gradients(model, mask, skip_padding=True)
+    assert states.isfinite().all()
+    assert all(gradient.isfinite().all() for gradient in gradients.values())
+
+
+@pytest.mark.parametrize("checkpointing", [{"use_reentrant": True}, {"use_reentrant": False}])
+@pytest.mark.parametrize("model_class", tiny.LANGUAGE_MODELS, ids=tiny.family)
+def test_padding_is_skipped_while_layers_are_checkpointed(model_class, checkpointing):
+    model = tiny.model(model_class).train()
+    inputs = tiny.inputs(model, batch=4, length=9)
+    inputs |= tiny.labels(model, inputs)
+
+    def gradients():
+        model.zero_grad()
+        model(**inputs, loss_only=True).loss.backward()
+        return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+    expected = gradients()
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=checkpointing)
+    assert_close(gradients(), expected)
+
+
+def test_states_and_weights_are_shown_with_their_padding():
+    model = tiny.model(ScratchEncoderModel)
+    inputs = tiny.inputs(model, batch=4, length=9)
+    shown = model(**inputs, skip_padding=True, output_hidden_states=True, output_attentions=True)
+    assert {states.shape for states in shown.hidden_states} == {(4, 9, 32)}
+    assert {weights.shape for weights in shown.attentions} == {(4, 4, 9, 9)}
+
+
+def test_a_cache_holds_padding_too():
+    model = tiny.model(ScratchDecoderModel)
+    inputs = tiny.inputs(model, batch=4, length=9)
+    cache = model(**inputs, skip_padding=True, use_cache=True).past_key_values
+    assert cache.layers[0].keys.shape == (4, 2, 9, 8)
+
+
+def varlen_by_loops(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, window_size):
+    """What torch's kernel computes, which runs on GPUs only: text by text."""
+    assert cu_seq_q.dtype == cu_seq_k.dtype == torch.int32
+    assert window_size in ((-1, -1), (-1, 0))
+    outputs = []
+    for row in range(len(cu_seq_q) - 1):
+        q = query[cu_seq_q[row] : cu_seq_q[row + 1]].transpose(0, 1)
+        k, v = (x[cu_seq_k[row] : cu_seq_k[row + 1]].transpose(0, 1) for x in (key, value))
+        assert q.shape[1] <= max_q and k.shape[1] <= max_k
+        scores = q @ k.transpose(1, 2) * scale
+        if window_size[1] == 0:
+            scores = scores.masked_fill(torch.ones(q.shape[1], k.shape[1]).triu(1).bool(), float("-inf"))
+        outputs.append((scores.softmax(-1) @ v).transpose(0, 1))
+    return torch.cat(outputs)
+
+
+@pytest.mark.parametrize("model_class", tiny.BACKBONES, ids=tiny.family)
+def test_a_kernel_for_texts_end_to_end_is_asked_for_the_same(model_class, monkeypatch):
+    model = tiny.model(model_class)
+    expected, _, _, gradients, _ = real_states_and_gradients(model, MASKS["right"], skip_padding=True)
+    monkeypatch.setattr(modeling_scratch, "has_varlen_kernel", lambda *_: True)
+    monkeypatch.setattr(layers_scratch, "varlen_attn", varlen_by_loops)
+    states, _, _, ours, _ = real_states_and_gradients(model, MASKS["right"], skip_padding=True)
+    assert_close(states, expected, atol=1e-5, rtol=1e-5)
+    assert_close(ours, gradients, atol=5e-5, rtol=1e-4)
+
+
+def test_documents_of_very_unequal_lengths_stay_in_their_row(monkeypatch):
+    """Side by side they would take more room than the matrix of all tokens by all tokens."""
+    model = tiny.model(ScratchEncoderModel)
+    lengths = (12, 1, 1, 1, 1, 1)
+    positions = torch.cat([torch.arange(length) for length in lengths])[None]
+    ids = tiny.tokens(40, 1, sum(lengths))
+    monkeypatch.setattr(Packing, "side_by_side", None)
+    alone = torch.cat([model(document).last_hidden_state for document in ids.split(lengths, dim=1)], dim=1)
+    assert_close(model(ids, position_ids=positions).last_hidden_state, alone, atol=1e-5, rtol=1e-5)

@@ -42,6 +42,7 @@ from hf_scratch_transformer.conversion import convert_from
 from . import checkpoints
 from .arguments import environment
 from .data import FAMILIES, Sequences
+from .objectives import IGNORED
 from .optimisation import multiplies_bfloat16
 from .peers import (
     FIRST_WORD,
@@ -377,12 +378,15 @@ def operations(contender: ModelContender) -> int:
     return counter.get_total_flops()
 
 
-def head_operations(states: Any, weight: Any, bias: Any, targets: Any, smoothing: Any, grad: bool, **_: Any) -> int:
-    """Of our head and loss in one, given shapes: (N, D), (V, D), ..."""
-    return (6 if grad else 2) * math.prod(states) * weight[0]
+def head_operations(
+    states: Tensor, weight: Tensor, bias: Any, targets: Tensor, smoothing: Any, grad: bool, **_: Any
+) -> int:
+    """Of our head and loss in one, which leaves out what has no target."""
+    return (6 if grad else 2) * int((targets != IGNORED).sum()) * weight.numel()
 
 
-COUNTED = {torch.ops.scratch_transformer.linear_cross_entropy: head_operations}
+head_operations._get_raw = True  # type: ignore[attr-defined]  # how the counter is told to give tensors, not shapes
+COUNTED = {torch.ops.scratch_transformer.cross_entropy_in_chunks: head_operations}
 
 
 @functools.cache

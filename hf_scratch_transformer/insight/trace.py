@@ -35,7 +35,7 @@ Shape = tuple[int, ...]
 aten = torch.ops.aten
 FUSED_ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu
 INDEXING = (aten.index.Tensor, aten.index_put_.default, aten.index_put.default, aten._index_put_impl_.default)
-HEAD_AND_LOSS = torch.ops.scratch_transformer.linear_cross_entropy.default
+HEAD_AND_LOSS = torch.ops.scratch_transformer.cross_entropy_in_chunks.default
 MASKED_SHARE = 0.15  # of the tokens are targets of a masked language model: BERT, section 3.1
 
 
@@ -264,6 +264,10 @@ class _Tracer(TorchDispatchMode):
         if func is HEAD_AND_LOSS:
             with self:  # it is one operation to a compiler alone
                 return layers_scratch.cross_entropy_in_chunks(*args, **kwargs)
+        if func is aten.nonzero.default and args[0].is_meta:
+            out = args[0].new_zeros((self._places(args[0]), args[0].ndim), dtype=torch.long)
+            self._hold(out)
+            return out
         if func in INDEXING:
             args = (args[0], [place for index in args[1] for place in self._selected(index)], *args[2:])
         if func is aten._local_scalar_dense.default and args[0].is_meta and args[0].dtype == torch.bool:
@@ -291,11 +295,14 @@ class _Tracer(TorchDispatchMode):
         return tree_map_only(_Made, _Made.again, made)
 
     def _selected(self, index: Tensor | None) -> list[Tensor | None]:
-        """The indices behind one of them: a mask without data selects as many places as there would be targets."""
+        """The indices behind one of them."""
         if index is None or index.dtype != torch.bool:
             return [index]
-        places = max(1, round(index.numel() * self.target_share))
-        return [index.new_zeros(places, dtype=torch.long)] * index.ndim
+        return [index.new_zeros(self._places(index), dtype=torch.long)] * index.ndim
+
+    def _places(self, mask: Tensor) -> int:
+        """A mask without data selects as many places as there would be targets."""
+        return max(1, round(mask.numel() * self.target_share))
 
     def _count(self, operation: Any, args: Any, kwargs: Any, out: Any) -> None:
         count = 0
