@@ -28,7 +28,7 @@ from transformers.utils import can_return_tuple
 from transformers.utils.generic import TransformersKwargs
 
 from .configuration_scratch import ScratchConfig, ScratchDecoderConfig, ScratchEncoderConfig, ScratchSeq2SeqConfig
-from .layers_scratch import FEED_FORWARDS, linear_cross_entropy
+from .layers_scratch import FEED_FORWARDS, is_plain, linear_cross_entropy, project
 from .modeling_scratch import (
     ScratchDecoderModel,
     ScratchEncoderModel,
@@ -60,7 +60,7 @@ class ScratchLanguageModel(ScratchPreTrainedModel):
         self.post_init()
 
     def logits(self, hidden_states: Tensor) -> Tensor:  # (..., D) -> (..., V)
-        return self.lm_head(self.lm_transform(hidden_states))
+        return project(self.lm_head, self.lm_transform(hidden_states))
 
     def logits_and_loss(
         self,
@@ -96,9 +96,7 @@ class ScratchLanguageModel(ScratchPreTrainedModel):
         """(B, T, D), (B, T) -> the sum of all losses, without keeping logits. Padding and unmasked tokens have no loss:
         they never reach the widest matrix of the model."""
         head, hidden_states, targets = self.lm_head, hidden_states.flatten(0, 1), targets.flatten()
-        # A head that somebody has adapted, quantised or spread over devices does more than multiply by its weight.
-        is_adapted = type(head) is not nn.Linear or bool(head._forward_pre_hooks or head._forward_hooks)
-        is_adapted = is_adapted or hasattr(head, "_hf_hook")
+        is_adapted = not (isinstance(head, nn.Linear) and is_plain(head))
         if is_adapted or not isinstance(self.lm_transform, nn.Identity):
             real = targets != -100
             hidden_states, targets = self.lm_transform(hidden_states[real]), targets[real]

@@ -3,14 +3,19 @@
 Shapes: B batch, T length of the queries, S length of the keys and values, H heads, D width, F feed-forward width.
 """
 
+import functools
+import math
+import platform
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention.varlen import varlen_attn
+from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 
 class SinusoidalPositions(nn.Module):
@@ -37,7 +42,8 @@ class SinusoidalPositions(nn.Module):
 
 class RotaryPositions(nn.Module):
     """Angles that turn queries and keys by their position (RoFormer, Su et al., 2021), in Llama's layout: entry `i` is
-    turned together with entry `i + D/2`, by `position / theta^(2i/D)`.
+    turned together with entry `i + D/2`, by `position / theta^(2i/D)`. Returns cosines, and sines that are negated in
+    the first half.
 
     `scaled`, where context has been stretched, gives other turns per position (D/2,) and a factor on the result, from
     the positions asked for.
@@ -51,14 +57,95 @@ class RotaryPositions(nn.Module):
         exponents = torch.arange(0, self.head_dim, 2, device=position_ids.device, dtype=torch.float32) / self.head_dim
         turns, factor = (1.0 / self.theta**exponents, 1.0) if self.scaled is None else self.scaled(position_ids)
         angles = position_ids[:, None, :, None].float() * turns  # (B, 1, T, D/2)
-        angles = torch.cat((angles, angles), dim=-1)
-        return (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
+        cos, sin = angles.cos() * factor, angles.sin() * factor
+        return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn each pair of `x` (B, H, T, D) by the angles of `RotaryPositions`."""
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-second, first), dim=-1) * sin
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
+
+
+# --- Products of matrices ---------------------------------------------------------------------------------------------
+
+SMALL = 2**16  # entries of a matrix below which it makes no difference how it is multiplied
+
+
+@functools.cache
+def is_mkl_slow() -> bool:
+    """Whether `linear` leaves half of this processor unused: it calls MKL, which does not use the AVX-512 of AMD's.
+    oneDNN, which torch has for other operations, does."""
+    if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()):
+        return False
+    described = Path("/proc/cpuinfo")
+    vendor = described.read_text() if described.exists() else platform.processor()
+    return "AuthenticAMD" in vendor and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+
+
+def can_choose_library(*matrices: Tensor) -> bool:
+    """Whether `Product` may multiply these: single precision, and nobody looks at the operations but autograd."""
+    return (
+        matrices[0].device.type == "cpu"
+        and is_mkl_slow()
+        and torch._C._get_mkldnn_enabled()  # by torch.backends.mkldnn
+        and not (torch.compiler.is_compiling() or torch.jit.is_tracing())
+        and not torch._C._are_functorch_transforms_active()
+        and all(type(x) in (Tensor, nn.Parameter) and compute_dtype(x) == x.dtype == torch.float32 for x in matrices)
+        and min(x.numel() for x in matrices) > 0
+    )
+
+
+class Product(torch.autograd.Function):
+    """`a @ b.T + bias` by oneDNN, and so its gradients: (M, K), (N, K), (N,) -> (M, N)."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(a, b)
+        return torch.ops.mkldnn._linear_pointwise(a, b, bias, "none", [], "")
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,), (a, b) = grads, ctx.saved_tensors
+        by_a = Product.apply(grad, b.T, None) if ctx.needs_input_grad[0] else None
+        by_b = Product.apply(grad.T, a.T, None) if ctx.needs_input_grad[1] else None
+        return by_a, by_b, grad.sum(0) if ctx.needs_input_grad[2] else None
+
+
+def project(linear: nn.Module, x: Tensor) -> Tensor:  # (..., D) -> (..., F)
+    """`linear(x)`, by the library that is quickest."""
+    if not isinstance(linear, nn.Linear) or not is_plain(linear):
+        return linear(x)
+    weight, bias = linear.weight, linear.bias
+    if weight.numel() < SMALL or not can_choose_library(weight, x):
+        return linear(x)
+    if not torch.is_grad_enabled():
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return multiply(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])
+
+
+def multiply(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:  # (M, K), (N, K), (N,) -> (M, N)
+    """`a @ b.T + bias`, by the library that is quickest."""
+    by_onednn: Callable[..., Tensor] = Product.apply
+    return by_onednn(a, b, bias) if can_choose_library(a, b) else F.linear(a, b, bias)
+
+
+def is_plain(linear: nn.Linear) -> bool:
+    """Whether calling it is to multiply by its weight and no more: nobody has adapted it, quantised it, spread it over
+    devices or is listening to it."""
+    return (
+        type(linear) is nn.Linear
+        and type(linear.weight) is nn.Parameter
+        and not (linear._forward_pre_hooks or linear._forward_hooks)
+        and "forward" not in vars(linear)  # where accelerate puts its hooks
+    )
+
+
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """The type in which matrices are multiplied here."""
+    device = x.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return x.dtype
 
 
 def ends_sublayer(linear: nn.Linear) -> nn.Linear:
@@ -195,14 +282,6 @@ def attention_end_to_end(
     return output.unflatten(0, (batch, -1))
 
 
-def compute_dtype(x: Tensor) -> torch.dtype:
-    """The type in which matrices are multiplied here."""
-    device = x.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        return torch.get_autocast_dtype(device)
-    return x.dtype
-
-
 class FeedForward(nn.Module):
     """Two linear maps with an activation between, at each position by itself: section 3.3 of the paper."""
 
@@ -214,10 +293,10 @@ class FeedForward(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def hidden(self, x: Tensor) -> Tensor:  # (B, T, D) -> (B, T, F)
-        return self.activation(self.up_proj(x))
+        return self.activation(project(self.up_proj, x))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self.dropout(self.hidden(x)))
+        return project(self.down_proj, self.dropout(self.hidden(x)))
 
 
 class GatedFeedForward(FeedForward):
@@ -228,7 +307,7 @@ class GatedFeedForward(FeedForward):
         self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=bias)
 
     def hidden(self, x: Tensor) -> Tensor:
-        return self.activation(self.gate_proj(x)) * self.up_proj(x)
+        return self.activation(project(self.gate_proj, x)) * project(self.up_proj, x)
 
 
 FEED_FORWARDS: dict[str, tuple[type[FeedForward], Callable]] = {
@@ -294,7 +373,7 @@ def cross_entropy_in_chunks(
     bias_gradient = zeros(vocab_size if with_gradients and bias is not None else 0)
     for rows in (targets != -100).nonzero()[:, 0].split(chunk_rows(weight)):
         states, wanted = hidden_states[rows], targets[rows, None]
-        log_probabilities = F.log_softmax(F.linear(states, weight, bias), dim=-1, dtype=precise)
+        log_probabilities = F.log_softmax(multiply(states, weight, bias), dim=-1, dtype=precise)
         loss -= (1 - label_smoothing) * log_probabilities.gather(1, wanted).sum()
         if label_smoothing:
             loss -= label_smoothing / vocab_size * log_probabilities.sum()
@@ -307,7 +386,7 @@ def cross_entropy_in_chunks(
         if bias is not None:
             bias_gradient += by_logits.sum(0)
         by_logits = by_logits.to(weight.dtype)
-        gradients[rows] = by_logits @ weight
+        gradients[rows] = multiply(by_logits, weight.T)
         if weight.dtype == precise:
             weight_gradient.addmm_(by_logits.T, states)
         else:
@@ -358,3 +437,20 @@ if not hasattr(torch.ops.scratch_transformer, "cross_entropy_in_chunks"):
     _operation.register_fake(_without_data)
     _operation.register_autograd(_backward, setup_context=_keep_gradients)
 _as_one_operation = torch.ops.scratch_transformer.cross_entropy_in_chunks
+
+
+# What `FlopCounterMode` cannot know of itself.
+def _product_flops(a: Any, b: Any, *_: Any, **__: Any) -> int:
+    return 2 * math.prod(a) * b[0]
+
+
+def _cross_entropy_flops(
+    states: Tensor, weight: Tensor, bias: Any, targets: Tensor, smoothing: float, with_gradients: bool, **_: Any
+) -> int:
+    return (6 if with_gradients else 2) * int((targets != -100).sum()) * weight.numel()
+
+
+if _as_one_operation not in flop_registry:
+    register_flop_formula(_as_one_operation, get_raw=True)(_cross_entropy_flops)
+if hasattr(torch.ops.mkldnn, "_linear_pointwise") and torch.ops.mkldnn._linear_pointwise not in flop_registry:
+    register_flop_formula(torch.ops.mkldnn._linear_pointwise)(_product_flops)

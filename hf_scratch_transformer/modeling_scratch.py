@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
-from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
 from transformers.masking_utils import (
     create_bidirectional_mask,
     create_causal_mask,
@@ -54,6 +54,7 @@ from .layers_scratch import (
     attention_end_to_end,
     ends_sublayer,
     has_varlen_kernel,
+    project,
     rotate,
 )
 
@@ -95,7 +96,7 @@ class ScratchAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Returns the output (B, T, D) and the weights (B, H, T, T or S), `None` from the backends that never form
         them. Where texts are laid end to end, the mask is for them side by side."""
-        query = self.q_norm(self.q_proj(hidden_states).unflatten(-1, (-1, self.head_dim))).transpose(1, 2)
+        query = self.q_norm(project(self.q_proj, hidden_states).unflatten(-1, (-1, self.head_dim))).transpose(1, 2)
         if source is None:
             key, value = self.keys_and_values(hidden_states)
             if position_embeddings is not None:
@@ -125,11 +126,11 @@ class ScratchAttention(nn.Module):
         if packing is not None:
             output = packing.end_to_end(output, len(hidden_states))
         # Backends of serving engines return (tokens, H · d_v), whatever the shape they were given.
-        return self.o_proj(output.reshape(*hidden_states.shape[:-1], -1)), weights
+        return project(self.o_proj, output.reshape(*hidden_states.shape[:-1], -1)), weights
 
     def keys_and_values(self, states: Tensor) -> tuple[Tensor, Tensor]:  # (B, S, D) -> (B, H/groups, S, d_k and d_v)
-        key = self.k_norm(self.k_proj(states).unflatten(-1, (-1, self.head_dim))).transpose(1, 2)
-        return key, self.v_proj(states).unflatten(-1, (-1, self.value_head_dim)).transpose(1, 2)
+        key = self.k_norm(project(self.k_proj, states).unflatten(-1, (-1, self.head_dim))).transpose(1, 2)
+        return key, project(self.v_proj, states).unflatten(-1, (-1, self.value_head_dim)).transpose(1, 2)
 
     def source_keys_and_values(self, source: Tensor, past_key_values: Cache | None) -> tuple[Tensor, Tensor]:
         """The source does not change while its translation grows: its keys and values are computed once."""
@@ -140,6 +141,68 @@ class ScratchAttention(nn.Module):
             past_key_values.is_updated[self.layer_idx] = True
             return cache.update(*self.keys_and_values(source), self.layer_idx)
         return cache.layers[self.layer_idx].keys, cache.layers[self.layer_idx].values
+
+
+class RoomyLayer(DynamicLayer):
+    """Keys and values of one layer, (B, H, S, d) each, in tensors that have room for more: what is there already is not
+    copied for every token that is added, only when the room is used up, or beams trade places."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.rooms: list[Tensor] = []  # of keys and of values, (B, H, room, d)
+        self.seen: list[Tensor] = []  # their filled parts, as this layer left them
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        # Gradients flow through concatenation only, and a graph knows the lengths that it was made for.
+        if torch.compiler.is_compiling() or (torch.is_grad_enabled() and key_states.requires_grad):
+            return super().update(key_states, value_states, *args, **kwargs)
+        if self.get_seq_length() == 0:
+            self.lazy_initialization(key_states, value_states)
+            self.keys, self.values = key_states, value_states
+            return key_states, value_states
+        past, length = self.keys.shape[-2], self.keys.shape[-2] + key_states.shape[-2]
+        if not self.has_room(length):
+            self.rooms = [
+                old.new_empty(*old.shape[:2], length + max(64, length // 4), old.shape[-1])
+                for old in (self.keys, self.values)
+            ]
+            for room, old in zip(self.rooms, (self.keys, self.values), strict=True):
+                room[:, :, :past] = old
+        for room, new in zip(self.rooms, (key_states, value_states), strict=True):
+            room[:, :, past:length] = new
+        return self.show(length)
+
+    def has_room(self, length: int) -> bool:
+        """For so many tokens, unless somebody has put other tensors here."""
+        return (
+            bool(self.rooms)
+            and self.keys is self.seen[0]
+            and self.values is self.seen[1]
+            and self.rooms[0].shape[-2] >= length
+            and self.rooms[0].is_inference() == torch.is_inference_mode_enabled()
+        )
+
+    def show(self, length: int) -> tuple[Tensor, Tensor]:
+        self.keys, self.values = self.seen = [room[:, :, :length] for room in self.rooms]
+        return self.keys, self.values
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        length = self.get_seq_length()
+        if not self.has_room(length):
+            return super().reorder_cache(beam_idx)
+        self.rooms = [room.index_select(0, beam_idx.to(room.device)) for room in self.rooms]
+        self.show(length)
+
+
+def with_room(cache: Cache) -> Cache:
+    """Let a new cache as `generate` makes it keep room in its layers; others are left as they are."""
+    if type(cache) is DynamicCache and not cache.offloading:
+        if cache.layer_class_to_replicate is DynamicLayer:
+            cache.layer_class_to_replicate = RoomyLayer
+        for index, layer in enumerate(cache.layers):
+            if type(layer) is DynamicLayer and not layer.is_initialized:
+                cache.layers[index] = RoomyLayer()
+    return cache
 
 
 class ScratchBlock(GradientCheckpointingLayer):
@@ -262,7 +325,9 @@ class ScratchPreTrainedModel(PreTrainedModel):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        FORWARD_ARGUMENTS.update(inspect.signature(cls.forward).parameters)
+        signature = inspect.signature(cls.forward)
+        FORWARD_ARGUMENTS.update(signature.parameters)
+        cls.forward.__signature__ = signature  # `generate` asks for it at every token
 
     def __init__(self, config: ScratchConfig):
         config.validate_architecture()  # again: fields may have been set since it was made
@@ -637,6 +702,8 @@ class ScratchDecoderModel(ScratchStack):
         )
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
+        if past_key_values is not None:
+            with_room(past_key_values)
         hidden_states = self.run(
             inputs_embeds, mask, position_ids, packing=packing, past_key_values=past_key_values, **kwargs
         )
@@ -727,6 +794,8 @@ class ScratchSeq2SeqDecoder(ScratchDecoderModel):
             )
         if use_cache and past_key_values is None:
             past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
+        if isinstance(past_key_values, EncoderDecoderCache):
+            with_room(past_key_values.self_attention_cache)
         hidden_states = self.run(
             inputs_embeds,
             mask,

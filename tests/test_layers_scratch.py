@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from hf_scratch_transformer import layers_scratch as layers
 from hf_scratch_transformer.layers_scratch import (
@@ -257,3 +259,106 @@ def test_cross_entropy_may_be_loaded_twice() -> None:
     one, other = (module.linear_cross_entropy(*inputs, targets) for module in (layers, stranger))
     assert one == other
     assert torch.equal(*(torch.autograd.grad(loss, inputs[1])[0] for loss in (one, other)))
+
+
+# Products by the quicker library
+
+needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this build has no oneDNN")
+
+
+@pytest.fixture
+def chosen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """As on a processor that MKL is slow on; tells which operations multiplied."""
+    seen: list[str] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func.__name__.split(".")[0] in ("_linear_pointwise", "mm", "addmm", "linear"):
+                seen.append(func.__name__.split(".")[0])
+            return func(*args, **(kwargs or {}))
+
+    monkeypatch.setattr(layers, "is_mkl_slow", lambda: True)
+    with Watch():
+        yield seen
+
+
+def wide_linear(bias: bool = True) -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(256, 256, bias=bias)
+
+
+@needs_onednn
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shape", [(5, 256), (2, 3, 256), (1, 1, 256)])
+def test_a_product_by_the_quicker_library_is_the_same(shape, bias, chosen):
+    linear, x = wide_linear(bias), torch.randn(*shape).requires_grad_()
+    expected = linear(x)
+    leaves = [x, *linear.parameters()]
+    gradients = torch.autograd.grad(expected.sin().sum(), leaves)
+    chosen.clear()
+    output = layers.project(linear, x)
+    assert_close(output, expected, atol=1e-5, rtol=1e-5)
+    assert_close(torch.autograd.grad(output.sin().sum(), leaves), gradients, atol=1e-5, rtol=1e-5)
+    assert chosen == ["_linear_pointwise"] * 3
+    with torch.no_grad():
+        assert_close(layers.project(linear, x), expected, atol=1e-5, rtol=1e-5)
+    assert chosen == ["_linear_pointwise"] * 4
+
+
+@needs_onednn
+def test_products_have_second_derivatives(chosen):
+    linear, x = wide_linear(), torch.randn(4, 256).requires_grad_()
+
+    def second(product):
+        (gradient,) = torch.autograd.grad(product(x).sin().sum(), x, create_graph=True)
+        return torch.autograd.grad(gradient.square().sum(), [x, linear.weight])
+
+    assert_close(second(lambda x: layers.project(linear, x)), second(linear), atol=1e-4, rtol=1e-4)
+
+
+@needs_onednn
+@pytest.mark.parametrize(
+    "adapt",
+    [
+        lambda linear: linear.double(),
+        lambda linear: linear.register_forward_hook(lambda *_: None),
+        lambda linear: linear.register_forward_pre_hook(lambda *_: None),
+        lambda linear: setattr(linear, "forward", linear.forward),
+        lambda linear: setattr(linear, "weight", nn.Parameter(linear.weight[:64, :64].clone())),
+    ],
+    ids=["double", "hook", "pre-hook", "wrapped", "small"],
+)
+def test_a_linear_map_that_is_not_plain_is_called(adapt, chosen):
+    linear = wide_linear(bias=False)
+    adapt(linear)
+    x = torch.randn(3, linear.weight.shape[1], dtype=linear.weight.dtype)
+    assert torch.equal(layers.project(linear, x), linear(x))
+    assert "_linear_pointwise" not in chosen
+
+
+@needs_onednn
+def test_the_library_is_left_alone_where_it_matters(chosen):
+    linear, x = wide_linear(), torch.randn(3, 256)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layers.project(linear, x).dtype == torch.bfloat16
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert torch.equal(layers.project(linear, x), linear(x))
+    assert layers.project(linear, torch.empty(0, 256)).shape == (0, 256)
+    tangent = torch.func.jvp(lambda x: layers.project(linear, x), (x,), (x,))[1]
+    assert_close(tangent, linear(x) - linear.bias, atol=1e-5, rtol=1e-5)
+    assert_close(torch.func.vmap(lambda x: layers.project(linear, x))(x[:, None]), linear(x)[:, None])
+    assert "_linear_pointwise" not in chosen
+
+
+@needs_onednn
+def test_operations_are_counted_whichever_library_does_them(monkeypatch):
+    monkeypatch.setattr(layers, "is_mkl_slow", lambda: True)
+    linear, x = wide_linear(), torch.randn(7, 256).requires_grad_()
+    with FlopCounterMode(display=False) as counter:
+        layers.project(linear, x).sum().backward()
+    assert counter.get_total_flops() == 3 * 2 * 7 * 256 * 256
+    inputs, targets = head_and_targets(45, bias=False)
+    targets[::3] = -100
+    with FlopCounterMode(display=False) as counter:
+        layers.linear_cross_entropy(*inputs, targets).backward()
+    assert counter.get_total_flops() == 3 * 2 * 30 * 16 * 50

@@ -42,7 +42,6 @@ from hf_scratch_transformer.conversion import convert_from
 from . import checkpoints
 from .arguments import environment
 from .data import FAMILIES, Sequences
-from .objectives import IGNORED
 from .optimisation import multiplies_bfloat16
 from .peers import (
     FIRST_WORD,
@@ -370,23 +369,12 @@ def peak_bytes(contender: ModelContender) -> int:
 
 def operations(contender: ModelContender) -> int:
     """Floating-point operations of a step, not compiled: of attention all T × T products, also where it is causal."""
-    counter = FlopCounterMode(display=False, custom_mapping=COUNTED)
+    counter = FlopCounterMode(display=False)
     # The counter does not know the CPU's fused attention; written out, it has the same products.
     written_out = sdpa_kernel(SDPBackend.MATH) if contender.options.device.type == "cpu" else nullcontext()
     with torch.compiler.set_stance("force_eager"), written_out, counter:
         contender.step(contender.batches[0])
     return counter.get_total_flops()
-
-
-def head_operations(
-    states: Tensor, weight: Tensor, bias: Any, targets: Tensor, smoothing: Any, grad: bool, **_: Any
-) -> int:
-    """Of our head and loss in one, which leaves out what has no target."""
-    return (6 if grad else 2) * int((targets != IGNORED).sum()) * weight.numel()
-
-
-head_operations._get_raw = True  # type: ignore[attr-defined]  # how the counter is told to give tensors, not shapes
-COUNTED = {torch.ops.scratch_transformer.cross_entropy_in_chunks: head_operations}
 
 
 @functools.cache
