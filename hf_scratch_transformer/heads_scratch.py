@@ -97,9 +97,12 @@ class ScratchLanguageModel(ScratchPreTrainedModel):
         they never reach the widest matrix of the model."""
         head, hidden_states, targets = self.lm_head, hidden_states.flatten(0, 1), targets.flatten()
         is_adapted = not (isinstance(head, nn.Linear) and is_plain(head))
-        if is_adapted or not isinstance(self.lm_transform, nn.Identity):
+        is_transformed = not isinstance(self.lm_transform, nn.Identity)
+        # A graph has no room for as many rows as there happen to be targets.
+        if is_adapted or (is_transformed and not torch.compiler.is_compiling()):
             real = targets != -100
-            hidden_states, targets = self.lm_transform(hidden_states[real]), targets[real]
+            hidden_states, targets = hidden_states[real], targets[real]
+        hidden_states = self.lm_transform(hidden_states)
         if is_adapted:
             return token_loss(head(hidden_states), targets, 1, label_smoothing)
         return linear_cross_entropy(hidden_states, head.weight, head.bias, targets, label_smoothing)

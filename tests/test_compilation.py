@@ -13,6 +13,7 @@ from transformers import CompileConfig, DynamicCache, PreTrainedModel
 from hf_scratch_transformer import (
     ScratchDecoderForCausalLM,
     ScratchDecoderModel,
+    ScratchEncoderForMaskedLM,
     ScratchEncoderModel,
     ScratchSeq2SeqForConditionalGeneration,
     ScratchSeq2SeqModel,
@@ -180,12 +181,19 @@ def test_two_graphs_serve_every_length(model_class: type[PreTrainedModel]) -> No
 
 
 @pytest.mark.parametrize("loss_only", [False, True])
-@pytest.mark.parametrize("model_class", tiny.LANGUAGE_MODELS, ids=tiny.family)
+@pytest.mark.parametrize(
+    ("model_class", "overrides"),
+    [
+        *((model_class, {}) for model_class in tiny.LANGUAGE_MODELS),
+        (ScratchEncoderForMaskedLM, {"lm_head_transform": True}),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
 def test_a_compiled_training_step_has_the_same_loss_and_gradients(
-    model_class: type[PreTrainedModel], loss_only: bool
+    model_class: type[PreTrainedModel], overrides: dict[str, Any], loss_only: bool
 ) -> None:
     """One graph also for the lean path, although how many targets there are differs from batch to batch."""
-    model = shallow(model_class).train()
+    model = shallow(model_class, **overrides).train()
     graphs = Graphs()
     compiled = torch.compile(model, fullgraph=True, backend=graphs)
     for seed in range(3):
