@@ -28,7 +28,8 @@ from transformers.utils import can_return_tuple
 from transformers.utils.generic import TransformersKwargs
 
 from .configuration_scratch import ScratchConfig, ScratchDecoderConfig, ScratchEncoderConfig, ScratchSeq2SeqConfig
-from .layers_scratch import FEED_FORWARDS, is_plain, linear_cross_entropy, project
+from .kernels_scratch import is_plain, linear_cross_entropy, project
+from .layers_scratch import FEED_FORWARDS
 from .modeling_scratch import (
     ScratchDecoderModel,
     ScratchEncoderModel,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
-from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.masking_utils import (
     create_bidirectional_mask,
     create_causal_mask,
@@ -42,19 +42,17 @@ from transformers.utils.generic import TransformersKwargs, merge_with_config_def
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_scratch import ScratchConfig, ScratchDecoderConfig, ScratchEncoderConfig, ScratchSeq2SeqConfig
+from .kernels_scratch import Packing, attention_end_to_end, has_varlen_kernel, project, with_room
 from .layers_scratch import (
     FEED_FORWARDS,
     NORMS,
     POOLERS,
     RESIDUALS,
-    Packing,
     RotaryPositions,
     SinusoidalPositions,
     attention,
-    attention_end_to_end,
     ends_sublayer,
-    has_varlen_kernel,
-    project,
+    repeat_heads,
     rotate,
 )
 
@@ -112,9 +110,8 @@ class ScratchAttention(nn.Module):
         if packing is not None:
             of_keys = packing if source is None else source_packing
             if self.config._attn_implementation == "sdpa" and has_varlen_kernel(query, value, dropout):
-                output = attention_end_to_end(
-                    query, key, value, packing, of_keys, self.is_causal, self.scaling, self.num_key_value_groups
-                )
+                key, value = (repeat_heads(x, self.num_key_value_groups) for x in (key, value))
+                output = attention_end_to_end(query, key, value, packing, of_keys, self.is_causal, self.scaling)
                 return self.o_proj(output.flatten(2)), None
             query, key, value = packing.side_by_side(query), of_keys.side_by_side(key), of_keys.side_by_side(value)
         # Only the formula written out can show its weights, whichever backend the configuration names.
@@ -141,68 +138,6 @@ class ScratchAttention(nn.Module):
             past_key_values.is_updated[self.layer_idx] = True
             return cache.update(*self.keys_and_values(source), self.layer_idx)
         return cache.layers[self.layer_idx].keys, cache.layers[self.layer_idx].values
-
-
-class RoomyLayer(DynamicLayer):
-    """Keys and values of one layer, (B, H, S, d) each, in tensors that have room for more: what is there already is not
-    copied for every token that is added, only when the room is used up, or beams trade places."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.rooms: list[Tensor] = []  # of keys and of values, (B, H, room, d)
-        self.seen: list[Tensor] = []  # their filled parts, as this layer left them
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        # Gradients flow through concatenation only, and a graph knows the lengths that it was made for.
-        if torch.compiler.is_compiling() or (torch.is_grad_enabled() and key_states.requires_grad):
-            return super().update(key_states, value_states, *args, **kwargs)
-        if self.get_seq_length() == 0:
-            self.lazy_initialization(key_states, value_states)
-            self.keys, self.values = key_states, value_states
-            return key_states, value_states
-        past, length = self.keys.shape[-2], self.keys.shape[-2] + key_states.shape[-2]
-        if not self.has_room(length):
-            self.rooms = [
-                old.new_empty(*old.shape[:2], length + max(64, length // 4), old.shape[-1])
-                for old in (self.keys, self.values)
-            ]
-            for room, old in zip(self.rooms, (self.keys, self.values), strict=True):
-                room[:, :, :past] = old
-        for room, new in zip(self.rooms, (key_states, value_states), strict=True):
-            room[:, :, past:length] = new
-        return self.show(length)
-
-    def has_room(self, length: int) -> bool:
-        """For so many tokens, unless somebody has put other tensors here."""
-        return (
-            bool(self.rooms)
-            and self.keys is self.seen[0]
-            and self.values is self.seen[1]
-            and self.rooms[0].shape[-2] >= length
-            and self.rooms[0].is_inference() == torch.is_inference_mode_enabled()
-        )
-
-    def show(self, length: int) -> tuple[Tensor, Tensor]:
-        self.keys, self.values = self.seen = [room[:, :, :length] for room in self.rooms]
-        return self.keys, self.values
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        length = self.get_seq_length()
-        if not self.has_room(length):
-            return super().reorder_cache(beam_idx)
-        self.rooms = [room.index_select(0, beam_idx.to(room.device)) for room in self.rooms]
-        self.show(length)
-
-
-def with_room(cache: Cache) -> Cache:
-    """Let a new cache as `generate` makes it keep room in its layers; others are left as they are."""
-    if type(cache) is DynamicCache and not cache.offloading:
-        if cache.layer_class_to_replicate is DynamicLayer:
-            cache.layer_class_to_replicate = RoomyLayer
-        for index, layer in enumerate(cache.layers):
-            if type(layer) is DynamicLayer and not layer.is_initialized:
-                cache.layers[index] = RoomyLayer()
-    return cache
 
 
 class ScratchBlock(GradientCheckpointingLayer):

@@ -334,7 +334,7 @@ def test_card_of_what_has_none_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "name",
     [
-        *("configuration_scratch.py", "layers_scratch.py", "modeling_scratch.py", "heads_scratch.py"),
+        *(f"{part}_scratch.py" for part in ("configuration", "kernels", "layers", "modeling", "heads")),
         *("tokenizer.json", "tokenizer_config.json", "generation_config.json", "model.safetensors", "README.md"),
     ],
 )

@@ -27,7 +27,7 @@ from hf_scratch_transformer.tokenization import config_fields, train_tokenizer
 from tests import tiny
 
 PACKAGE = Path(scratch.__file__).parent
-SHIPPED = ("configuration_scratch.py", "heads_scratch.py", "layers_scratch.py", "modeling_scratch.py")
+SHIPPED = tuple(f"{name}_scratch.py" for name in ("configuration", "heads", "kernels", "layers", "modeling"))
 # The article's two sentences, and what else a vocabulary needs.
 FISHING = "Write a poem about a man fishing on a river bank."
 MONEY = "Write a poem about a man withdrawing money from a bank."

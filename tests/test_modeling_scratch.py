@@ -16,10 +16,10 @@ from hf_scratch_transformer import (
     ScratchSeq2SeqConfig,
     ScratchSeq2SeqForConditionalGeneration,
     ScratchSeq2SeqModel,
-    layers_scratch,
+    kernels_scratch,
     modeling_scratch,
 )
-from hf_scratch_transformer.layers_scratch import Packing
+from hf_scratch_transformer.kernels_scratch import Packing
 from hf_scratch_transformer.modeling_scratch import ScratchBlock
 
 from . import tiny
@@ -545,7 +545,7 @@ def test_a_kernel_for_texts_end_to_end_is_asked_for_the_same(model_class, monkey
     model = tiny.model(model_class)
     expected, _, _, gradients, _ = real_states_and_gradients(model, MASKS["right"], skip_padding=True)
     monkeypatch.setattr(modeling_scratch, "has_varlen_kernel", lambda *_: True)
-    monkeypatch.setattr(layers_scratch, "varlen_attn", varlen_by_loops)
+    monkeypatch.setattr(kernels_scratch, "varlen_attn", varlen_by_loops)
     states, _, _, ours, _ = real_states_and_gradients(model, MASKS["right"], skip_padding=True)
     assert_close(states, expected, atol=1e-5, rtol=1e-5)
     assert_close(ours, gradients, atol=5e-5, rtol=1e-4)

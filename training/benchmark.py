@@ -29,7 +29,7 @@ import transformers
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
+from torch import nn
 from torch._dynamo.utils import counters
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
@@ -38,6 +38,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
 from hf_scratch_transformer.conversion import convert_from
+from hf_scratch_transformer.kernels_scratch import multiply
 
 from . import checkpoints
 from .arguments import environment
@@ -383,7 +384,7 @@ def roofline(device: torch.device) -> dict[str, Any]:
     and bf16 products by its data sheet, where that is known."""
     on_cpu = device.type == "cpu"
 
-    def seconds(statement: str, **names: Tensor) -> float:
+    def seconds(statement: str, **names: Any) -> float:
         timer = Timer(statement, globals=names, num_threads=torch.get_num_threads())
         return timer.blocked_autorange(min_run_time=0.2).median
 
@@ -394,7 +395,7 @@ def roofline(device: torch.device) -> dict[str, Any]:
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         with matmul_precision(precision):
             matrix = torch.randn(size, size, device=device, dtype=dtype)
-            rates[precision] = 2 * size**3 / seconds("a @ a", a=matrix)
+            rates[precision] = 2 * size**3 / seconds("multiply(a, a)", a=matrix, multiply=multiply)
     source = torch.empty((1 if on_cpu else 16) * 2**24, device=device).fill_(1.0)
     target = torch.empty_like(source)
     bandwidth = 2 * source.numel() * source.element_size() / seconds("b.copy_(a)", a=source, b=target)

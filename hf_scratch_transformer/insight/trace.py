@@ -29,7 +29,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import EncoderDecoderCache
 
-from .. import heads_scratch, layers_scratch, modeling_scratch
+from .. import heads_scratch, kernels_scratch, modeling_scratch
 
 Shape = tuple[int, ...]
 aten = torch.ops.aten
@@ -209,7 +209,7 @@ def _tracing(model: nn.Module, target_share: float = 1.0) -> Iterator["_Tracer"]
     try:
         with (
             mock.patch.object(F, "scaled_dot_product_attention", _attend),
-            mock.patch.object(layers_scratch, "CHUNK", layers_scratch.CPU_CHUNK),  # memory is told as on a CPU
+            mock.patch.object(kernels_scratch, "CHUNK", kernels_scratch.CPU_CHUNK),  # memory is told as on a CPU
             _Tracer(model, target_share) as tracer,
         ):
             yield tracer
@@ -263,7 +263,7 @@ class _Tracer(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is HEAD_AND_LOSS:
             with self:  # it is one operation to a compiler alone
-                return layers_scratch.cross_entropy_in_chunks(*args, **kwargs)
+                return kernels_scratch.cross_entropy_in_chunks(*args, **kwargs)
         if func is aten.nonzero.default and args[0].is_meta:
             out = args[0].new_zeros((self._places(args[0]), args[0].ndim), dtype=torch.long)
             self._hold(out)
