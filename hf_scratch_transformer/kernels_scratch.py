@@ -41,8 +41,7 @@ def can_choose_library(*matrices: Tensor) -> bool:
         matrices[0].device.type == "cpu"
         and is_mkl_slow()
         and torch._C._get_mkldnn_enabled()  # by torch.backends.mkldnn
-        and not (torch.compiler.is_compiling() or torch.jit.is_tracing())
-        and not torch._C._are_functorch_transforms_active()
+        and not is_watched()
         and all(type(x) in (Tensor, nn.Parameter) and compute_dtype(x) == x.dtype == torch.float32 for x in matrices)
         and min(x.numel() for x in matrices) > 0
     )
@@ -51,6 +50,11 @@ def can_choose_library(*matrices: Tensor) -> bool:
 def onednn(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:  # (..., K), (N, K), (N,) -> (..., N)
     """`a @ b.T + bias`. Compiled models multiply so too; no public name of torch reaches it for dense tensors."""
     return torch.ops.mkldnn._linear_pointwise(a, b, bias, "none", [], "")
+
+
+def is_watched() -> bool:
+    """Whether somebody other than autograd wants to know how things are computed: compilers, transformations."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
 
 
 class Product(torch.autograd.Function):
@@ -104,6 +108,48 @@ def compute_dtype(x: Tensor) -> torch.dtype:
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
     return x.dtype
+
+
+# --- Norm -------------------------------------------------------------------------------------------------------------
+
+
+class RMSNorm(nn.RMSNorm):
+    """Root mean square norm (Zhang & Sennrich, 2019). torch has no backward pass of it for a CPU in one piece; that of
+    a layer norm around 0 is all but one term of it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """In the type of the weight, also under autocast: torch has no kernels for two types."""
+        if torch.promote_types(x.dtype, self.weight.dtype) != self.weight.dtype:
+            return super().forward(x)
+        if self.weight.device.type in ("cpu", "meta") and x.numel() and not is_watched():
+            return RMSNormOnCPU.apply(x, self.weight, self.eps)
+        return super().forward(x.to(self.weight.dtype))
+
+
+class RMSNormOnCPU(torch.autograd.Function):
+    """`x / sqrt(mean(x²) + eps) * weight`, in the type of the weight."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        precise = x.to(weight.dtype)
+        scale = (torch.linalg.vector_norm(precise, dim=-1, keepdim=True).square() / x.shape[-1] + eps).rsqrt()
+        ctx.save_for_backward(x, weight, scale)  # (..., D), (D,), (..., 1)
+        ctx.eps = eps
+        return (precise * scale).mul_(weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,), (x, weight, scale) = grads, ctx.saved_tensors
+        precise = x.to(weight.dtype)
+        if torch.is_grad_enabled():  # second derivatives are wanted
+            output = F.rms_norm(precise, weight.shape, weight, ctx.eps)
+            return *torch.autograd.grad(output, (x, weight), grad, create_graph=True), None
+        by_x, by_weight, _ = torch.ops.aten.native_layer_norm_backward(
+            grad.contiguous(), precise, [x.shape[-1]], torch.zeros_like(scale), scale, weight, None, [True, True, False]
+        )
+        # A layer norm takes the mean of the gradient away.
+        by_x += (grad @ weight)[..., None] * (scale / x.shape[-1])
+        return by_x.to(x.dtype), by_weight, None
 
 
 # --- Texts without padding --------------------------------------------------------------------------------------------

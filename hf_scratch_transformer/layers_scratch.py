@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .kernels_scratch import project
+from .kernels_scratch import RMSNorm, project
 
 
 class SinusoidalPositions(nn.Module):
@@ -141,7 +141,7 @@ FEED_FORWARDS: dict[str, tuple[type[FeedForward], Callable]] = {
     "swiglu": (GatedFeedForward, F.silu),
 }
 POOLERS: dict[str, Callable] = {"tanh": torch.tanh, "relu": F.relu}
-NORMS = {"layer_norm": nn.LayerNorm, "rms_norm": nn.RMSNorm}
+NORMS = {"layer_norm": nn.LayerNorm, "rms_norm": RMSNorm}
 
 
 def pre_norm(x: Tensor, sublayer: Callable[[Tensor], Tensor], norm: nn.Module, dropout: nn.Module) -> Tensor:

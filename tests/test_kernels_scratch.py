@@ -270,3 +270,41 @@ def test_only_new_dynamic_caches_are_given_room():
     assert type(new.layers[0]) is kernels.RoomyLayer
     offloaded = DynamicCache(offloading=True) if torch.accelerator.is_available() else None
     assert offloaded is None or kernels.with_room(offloaded).layer_class_to_replicate is DynamicLayer
+
+
+# Root mean square norm
+
+
+@pytest.mark.parametrize("shape", [(5, 16), (2, 3, 4, 16)])
+def test_the_norm_on_a_cpu_has_the_gradients_of_torchs(shape):
+    torch.manual_seed(0)
+    norm, x = kernels.RMSNorm(16, eps=0.1).double(), torch.randn(*shape, dtype=torch.float64).requires_grad_()
+    nn.init.normal_(norm.weight)
+    leaves = [x, norm.weight]
+
+    def derivatives(function):
+        output = function()
+        first = torch.autograd.grad(output.sin().sum(), leaves, create_graph=True)
+        return output, first, torch.autograd.grad(sum(each.square().sum() for each in first), leaves)
+
+    expected = derivatives(lambda: F.rms_norm(x, (16,), norm.weight, 0.1))
+    assert_close(derivatives(lambda: norm(x)), expected, atol=1e-10, rtol=1e-10)
+    assert "OnCPU" in type(norm(x).grad_fn).__name__
+    with torch.no_grad():
+        assert_close(norm(x), expected[0].detach(), atol=1e-10, rtol=0)
+    assert_close(torch.func.vmap(norm)(x), expected[0], atol=1e-10, rtol=0)
+
+
+def test_the_norm_of_half_precision_is_computed_in_that_of_its_weight():
+    norm, x = kernels.RMSNorm(16, eps=1e-6), torch.randn(5, 16).bfloat16().requires_grad_()
+    output = norm(x)
+    assert_close(output, F.rms_norm(x.float(), (16,), norm.weight, 1e-6))
+    with torch.no_grad():
+        assert_close(norm(x), output)
+    half = kernels.RMSNorm(16, eps=1e-6).bfloat16()
+    assert half(x).dtype == torch.bfloat16 and half(x.float()).dtype == torch.float32
+    output.sin().sum().backward()
+    other = x.detach().float().requires_grad_()
+    F.rms_norm(other, (16,), norm.weight, 1e-6).sin().sum().backward()
+    assert_close(x.grad.float(), other.grad, atol=1e-2, rtol=1e-2)
+    assert norm(x[:0]).shape == (0, 16)
