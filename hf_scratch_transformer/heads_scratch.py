@@ -28,7 +28,7 @@ from transformers.utils import can_return_tuple
 from transformers.utils.generic import TransformersKwargs
 
 from .configuration_scratch import ScratchConfig, ScratchDecoderConfig, ScratchEncoderConfig, ScratchSeq2SeqConfig
-from .kernels_scratch import is_plain, linear_cross_entropy, project
+from .kernels_scratch import is_plain, is_watched, linear_cross_entropy, project
 from .layers_scratch import FEED_FORWARDS
 from .modeling_scratch import (
     ScratchDecoderModel,
@@ -135,7 +135,7 @@ def token_loss(
 def read_for(targets: Tensor | None) -> Tensor | None:  # (B, T)
     """What a causal model has to read for the loss of these targets, as a mask of padding: each row up to its last
     target. `None` stands for nearly everything."""
-    if targets is None or torch.compiler.is_compiling():
+    if targets is None or is_watched():
         return None
     real = (targets != -100).flip(1).cumsum(1).flip(1) > 0
     return real.long() if is_sparse(real) else None

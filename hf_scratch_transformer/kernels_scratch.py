@@ -26,8 +26,8 @@ SMALL = 2**16  # entries of a matrix below which it makes no difference how it i
 
 @functools.cache
 def is_mkl_slow() -> bool:
-    """Whether `linear` leaves half of this processor unused: it calls MKL, which does not use the AVX-512 of AMD's.
-    oneDNN, which torch has for other operations, does."""
+    """Whether `linear` leaves half of this processor unused: it calls MKL, which is less than half as quick as oneDNN on
+    AMD's with AVX-512. By oneDNN torch computes other things."""
     if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()):
         return False
     described = Path("/proc/cpuinfo")
@@ -121,7 +121,8 @@ class RMSNorm(nn.RMSNorm):
         """In the type of the weight, also under autocast: torch has no kernels for two types."""
         if torch.promote_types(x.dtype, self.weight.dtype) != self.weight.dtype:
             return super().forward(x)
-        if self.weight.device.type in ("cpu", "meta") and x.numel() and not is_watched():
+        is_precise = self.weight.dtype in (torch.float32, torch.float64)
+        if is_precise and self.weight.device.type in ("cpu", "meta") and x.numel() and not is_watched():
             return RMSNormOnCPU.apply(x, self.weight, self.eps)
         return super().forward(x.to(self.weight.dtype))
 
@@ -200,6 +201,9 @@ class Packing(NamedTuple):
         # A text without tokens attends to one empty slot rather than to nothing, which would be NaN.
         lengths = self.lengths.clamp(min=1)[:, None, None, None]
         return torch.arange(self.longest, device=lengths.device) < lengths
+
+    def causal_mask(self) -> Tensor:  # (L, L): True where a query may look
+        return torch.ones(self.longest, self.longest, dtype=torch.bool, device=self.lengths.device).tril()
 
 
 def has_varlen_kernel(query: Tensor, value: Tensor, dropout: float) -> bool:
@@ -382,7 +386,7 @@ class RoomyLayer(DynamicLayer):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         # Gradients flow through concatenation only, and a graph knows the lengths that it was made for.
-        if torch.compiler.is_compiling() or (torch.is_grad_enabled() and key_states.requires_grad):
+        if is_watched() or (torch.is_grad_enabled() and key_states.requires_grad):
             return super().update(key_states, value_states, *args, **kwargs)
         if self.get_seq_length() == 0:
             self.lazy_initialization(key_states, value_states)

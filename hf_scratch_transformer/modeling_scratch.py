@@ -42,7 +42,7 @@ from transformers.utils.generic import TransformersKwargs, merge_with_config_def
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_scratch import ScratchConfig, ScratchDecoderConfig, ScratchEncoderConfig, ScratchSeq2SeqConfig
-from .kernels_scratch import Packing, attention_end_to_end, has_varlen_kernel, project, with_room
+from .kernels_scratch import Packing, attention_end_to_end, has_varlen_kernel, is_watched, project, with_room
 from .layers_scratch import (
     FEED_FORWARDS,
     NORMS,
@@ -389,36 +389,30 @@ class ScratchStack(ScratchPreTrainedModel):
         position_ids: Tensor | None,
         skip_padding: bool,
         kwargs: dict[str, Any],
-    ) -> tuple[Packing | None, Tensor | None]:
+    ) -> Packing | None:
         """How to lay the texts of a batch end to end, without their padding, or where the documents are that a caller
-        has packed; and the mask of each text by itself. `None` where that is not less work, or cannot be seen ahead: a
-        graph has no room for as many tokens as there happen to be."""
-        shows = any(
-            kwargs.get(name, getattr(self.config, name, False))
-            for name in ("output_attentions", "output_hidden_states")
-        )
-        is_written_out = self.config._attn_implementation == "eager"
-        if torch.compiler.is_compiling() or shows or self.config._attn_implementation not in ("eager", "sdpa"):
-            return None, None
-        packing, (batch, length) = None, inputs_embeds.shape[:2]
+        has packed. `None` where that is not less work, or cannot be seen ahead: a graph has no room for as many tokens
+        as there happen to be."""
+        shows = ("output_attentions", "output_hidden_states")
+        if (
+            is_watched()
+            or self.config._attn_implementation not in ("eager", "sdpa")
+            or any(kwargs.get(name, getattr(self.config, name, False)) for name in shows)
+        ):
+            return None
         if skip_padding and is_padding_mask(attention_mask):
             real = attention_mask != 0
-            if is_sparse(real):
-                packing = Packing.of_real(real)
-        elif attention_mask is None and position_ids is not None and not self.has_source:
-            documents = find_packed_sequence_indices(position_ids.expand(batch, -1))
-            if documents is not None:
-                documents = documents + torch.arange(batch, device=documents.device)[:, None] * length
-                lengths = documents.flatten().unique_consecutive(return_counts=True)[1]
-                if len(lengths) * lengths.max() ** 2 < batch * length**2:
-                    packing = Packing.of(lengths)
-        if packing is None or not self.is_causal:
-            return packing, None if packing is None else packing.mask()
-        # Padding comes last now, where causal attention never looks, and the kernels know what causal is.
-        shape = (packing.longest, packing.longest)
-        return packing, torch.ones(
-            shape, dtype=torch.bool, device=inputs_embeds.device
-        ).tril() if is_written_out else None
+            return Packing.of_real(real) if is_sparse(real) else None
+        if attention_mask is not None or position_ids is None or self.has_source:
+            return None
+        batch, length = inputs_embeds.shape[:2]
+        documents = find_packed_sequence_indices(position_ids.expand(batch, -1))
+        if documents is None:
+            return None
+        documents = documents + torch.arange(batch, device=documents.device)[:, None] * length
+        lengths = documents.flatten().unique_consecutive(return_counts=True)[1]
+        side_by_side = len(lengths) * lengths.max() ** 2  # scores, and so many in whole rows
+        return Packing.of(lengths) if side_by_side < batch * length**2 else None
 
     def default_positions(self, inputs_embeds: Tensor, attention_mask: Any, past_length: int | Tensor) -> Tensor:
         """0, 1, 2, ... along each row (B or 1, T). Absolute positions count from the first real token, so that padding
@@ -576,13 +570,15 @@ class ScratchEncoderModel(ScratchStack):
         """
         self.check_inputs(input_ids, inputs_embeds, attention_mask, position_ids, None, kwargs)
         inputs_embeds = self.embed(input_ids, inputs_embeds)
-        packing, mask = self.pack(inputs_embeds, attention_mask, position_ids, skip_padding, kwargs)
+        packing = self.pack(inputs_embeds, attention_mask, position_ids, skip_padding, kwargs)
         documents = None
         if position_ids is None:
             position_ids = self.default_positions(inputs_embeds, attention_mask, 0)
         elif attention_mask is None and packing is None:
             documents = find_packed_sequence_indices(position_ids.expand(inputs_embeds.shape[0], -1))
-        if packing is None:
+        if packing is not None:
+            mask = packing.mask()
+        else:
             mask = create_bidirectional_mask(
                 config=self.masking_config(kwargs),
                 inputs_embeds=inputs_embeds,
@@ -660,8 +656,11 @@ class ScratchDecoderModel(ScratchStack):
         inputs_embeds = self.embed(input_ids, inputs_embeds)
         packing = None
         if past_key_values is None:
-            packing, mask = self.pack(inputs_embeds, attention_mask, position_ids, skip_padding, kwargs)
-        if packing is None:
+            packing = self.pack(inputs_embeds, attention_mask, position_ids, skip_padding, kwargs)
+        if packing is not None:
+            # Padding comes last now, where causal attention never looks, and the kernels know what causal is.
+            mask = packing.causal_mask() if self.config._attn_implementation == "eager" else None
+        else:
             mask = create_causal_mask(
                 config=self.masking_config(kwargs),
                 inputs_embeds=inputs_embeds,

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -376,3 +377,22 @@ def test_a_comparison_without_ours_has_no_ratios() -> None:
     result = benchmark.run(comparison, OPTIONS)
     assert list(result["contenders"]) == ["peer"] and "ratios" not in result
     assert result["notes"] == [f"{OURS}: out of memory"]
+
+
+def test_the_readme_says_what_the_records_say() -> None:
+    root = Path(__file__).parents[1]
+    records = {path.parent.name: json.loads(path.read_text()) for path in root.glob("benchmarks/*/benchmark.json")}
+    rows = re.findall(
+        r"^\| \[(.+?)\]\(benchmarks/(\w+)/benchmark\.json\) \| (.+?) \| ([\d.]+)× \| (?:([\d.]+)×)? *\|$",
+        (root / "README.md").read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+    assert len(rows) >= 10
+    for label, folder, peer, speed, memory in rows:
+        (ratio,) = (
+            result["ratios"][peer]
+            for result in records[folder]["results"]
+            if f"{result['name'] or result['kind']}, {result['title']}" == label
+        )
+        assert f"{ratio['speed']['median']:.2f}" == speed, label
+        assert memory == (f"{ratio['memory']:.2f}" if "memory" in ratio else ""), label

@@ -38,7 +38,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
 from hf_scratch_transformer.conversion import convert_from
-from hf_scratch_transformer.kernels_scratch import multiply
+from hf_scratch_transformer.kernels_scratch import is_mkl_slow, multiply
 
 from . import checkpoints
 from .arguments import environment
@@ -645,6 +645,7 @@ def parse_words(words: Sequence[str]) -> argparse.Namespace:
     add("--axis", nargs="+", default=list(LIMITS), choices=LIMITS, help="what to scale (all)")
     add("--values", nargs="+", type=int, default=[], help="sizes along that one axis")
     add("--peer-optimizer", choices=("fused", "foreach"), default="fused", help="of AdamW (%(default)s)")
+    add("--no-onednn", action="store_true", help="products by MKL alone, as on processors where that is quick")
     add("--recipe", help="what end-to-end trains; entries are overridden by --data.path FOLDER and the like")
     add("--output_dir", "--output-dir", type=Path, default=Path("runs/benchmark"), help="(%(default)s)")
     arguments, rest = parser.parse_known_args(words)
@@ -708,7 +709,12 @@ def benchmark(arguments: argparse.Namespace, console: Console) -> dict[str, Any]
     )
     best = roofline(device)
     about = environment(device, 1, "training.benchmark")
-    record: dict[str, Any] = {"environment": about, "roofline": best, "results": []}
+    record: dict[str, Any] = {
+        "environment": about,
+        "roofline": best,
+        "onednn": is_mkl_slow() and not arguments.no_onednn,
+        "results": [],
+    }
     rates = ", ".join(f"{precision} {rate / 1e9:,.1f} GFLOP/s" for precision, rate in best["matmul"].items())
     console.print(f"roofline: matrices {rates}; memory {best['bandwidth'] / 1e9:,.1f} GB/s", highlight=False)
     with tempfile.TemporaryDirectory() as scratch:
@@ -744,7 +750,9 @@ def main(words: Sequence[str]) -> int:
     if not console.is_terminal:
         console = Console(width=200)  # a file has no width to fit into
     try:
-        benchmark(parse_words(words), console)
+        arguments = parse_words(words)
+        with torch.backends.mkldnn.flags(enabled=False) if arguments.no_onednn else nullcontext():
+            benchmark(arguments, console)
     except (ValueError, OSError) as error:
         print(f"training.benchmark: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
