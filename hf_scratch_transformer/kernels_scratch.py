@@ -26,8 +26,8 @@ SMALL = 2**16  # entries of a matrix below which it makes no difference how it i
 
 @functools.cache
 def is_mkl_slow() -> bool:
-    """Whether `linear` leaves half of this processor unused: it calls MKL, which is less than half as quick as oneDNN on
-    AMD's with AVX-512. By oneDNN torch computes other things."""
+    """Whether `linear` leaves half of this processor unused: it calls MKL, which on those of AMD with AVX-512 is less
+    than half as quick as oneDNN, by which torch computes other things."""
     if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()):
         return False
     described = Path("/proc/cpuinfo")
