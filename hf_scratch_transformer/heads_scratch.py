@@ -97,7 +97,7 @@ class ScratchLanguageModel(ScratchPreTrainedModel):
         """(B, T, D), (B, T) -> the sum of all losses, without keeping logits. Padding and unmasked tokens have no loss:
         they never reach the widest matrix of the model."""
         head, hidden_states, targets = self.lm_head, hidden_states.flatten(0, 1), targets.flatten()
-        is_adapted = not (isinstance(head, nn.Linear) and is_plain(head))
+        is_adapted = not is_plain(head)
         is_transformed = not isinstance(self.lm_transform, nn.Identity)
         # A graph has no room for as many rows as there happen to be targets.
         if is_adapted or (is_transformed and not torch.compiler.is_compiling()):

@@ -10,7 +10,7 @@ import platform
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -73,25 +73,27 @@ class Product(torch.autograd.Function):
         return by_a, by_b, grad.sum(0) if ctx.needs_input_grad[2] else None
 
 
+by_onednn: Callable[..., Tensor] = Product.apply
+
+
 def project(linear: nn.Module, x: Tensor) -> Tensor:  # (..., D) -> (..., F)
     """`linear(x)`, by the library that is quickest."""
-    if not isinstance(linear, nn.Linear) or not is_plain(linear):
+    if not is_plain(linear):
         return linear(x)
     weight, bias = linear.weight, linear.bias
     if weight.numel() < SMALL or not can_choose_library(weight, x):
         return linear(x)
     if not torch.is_grad_enabled():
         return onednn(x, weight, bias)
-    return multiply(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])
+    return by_onednn(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])
 
 
 def multiply(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:  # (M, K), (N, K), (N,) -> (M, N)
     """`a @ b.T + bias`, by the library that is quickest."""
-    by_onednn: Callable[..., Tensor] = Product.apply
     return by_onednn(a, b, bias) if can_choose_library(a, b) else F.linear(a, b, bias)
 
 
-def is_plain(linear: nn.Linear) -> bool:
+def is_plain(linear: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether calling it is to multiply by its weight and no more: nobody has adapted it, quantised it, spread it over
     devices or is listening to it."""
     return (
@@ -144,9 +146,12 @@ class RMSNormOnCPU(torch.autograd.Function):
         precise = x.to(weight.dtype)
         if torch.is_grad_enabled():  # second derivatives are wanted
             output = F.rms_norm(precise, weight.shape, weight, ctx.eps)
-            return *torch.autograd.grad(output, (x, weight), grad, create_graph=True), None
+            inputs = [each for each in (x, weight) if each.requires_grad]
+            found = iter(torch.autograd.grad(output, inputs, grad, create_graph=True))
+            return *(next(found) if each.requires_grad else None for each in (x, weight)), None
+        mask = [True, ctx.needs_input_grad[1], False]
         by_x, by_weight, _ = torch.ops.aten.native_layer_norm_backward(
-            grad.contiguous(), precise, [x.shape[-1]], torch.zeros_like(scale), scale, weight, None, [True, True, False]
+            grad.contiguous(), precise, [x.shape[-1]], torch.zeros_like(scale), scale, weight, None, mask
         )
         # A layer norm takes the mean of the gradient away.
         by_x += (grad @ weight)[..., None] * (scale / x.shape[-1])

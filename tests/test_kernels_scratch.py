@@ -295,6 +295,22 @@ def test_the_norm_on_a_cpu_has_the_gradients_of_torchs(shape):
     assert_close(torch.func.vmap(norm)(x), expected[0], atol=1e-10, rtol=0)
 
 
+@pytest.mark.parametrize("frozen", ["x", "weight"])
+def test_the_norm_of_what_is_frozen_has_both_derivatives(frozen):
+    """As under adapters, which leave norms as they are."""
+    norm, x = kernels.RMSNorm(16, eps=0.1).double(), torch.randn(5, 16, dtype=torch.float64).requires_grad_()
+    {"x": x, "weight": norm.weight}[frozen].requires_grad_(False)
+    leaf = norm.weight if frozen == "x" else x
+
+    def derivatives(function):
+        (first,) = torch.autograd.grad(function().sin().sum(), leaf)
+        (again,) = torch.autograd.grad(function().sin().sum(), leaf, create_graph=True)
+        return first, again, torch.autograd.grad(again.square().sum(), leaf)[0]
+
+    expected = derivatives(lambda: F.rms_norm(x, (16,), norm.weight, 0.1))
+    assert_close(derivatives(lambda: norm(x)), expected, atol=1e-10, rtol=1e-10)
+
+
 def test_the_norm_of_half_precision_is_computed_in_that_of_its_weight():
     norm, x = kernels.RMSNorm(16, eps=1e-6), torch.randn(5, 16).bfloat16().requires_grad_()
     output = norm(x)
