@@ -8,7 +8,7 @@ sentence decides: an adjective, a verb, a place, or another clause altogether.
 One English sentence has one German sentence. So *you* is always *du*; the past is always the perfect (but *war*); the
 plain present is used only of habits, of states, and after *if* and *before*: *they read* alone is the past.
 
-    python -m training.grammar FOLDER [--count N] [--held-out N] [--seed N]
+    python -m demo.grammar FOLDER [--count N] [--held-out N] [--seed N]
 """
 
 from __future__ import annotations
@@ -939,7 +939,7 @@ def _write_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m training.grammar", description="Write the demonstration corpus.")
+    parser = argparse.ArgumentParser(prog="python -m demo.grammar", description="Write the demonstration corpus.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--count", type=int, default=40_000, help="sentence pairs (%(default)s)")
     parser.add_argument(
@@ -950,7 +950,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         parts = write(options.folder, options.count, options.held_out, options.seed)
     except (ValueError, OSError) as error:
-        print(f"training.grammar: {error}", file=sys.stderr)
+        print(f"demo.grammar: {error}", file=sys.stderr)
         return 2
     print(f"{options.folder}:", ", ".join(f"{len(pairs)} {part}" for part, pairs in parts._asdict().items()))
     return 0
