@@ -30,9 +30,10 @@ from training.arguments import environment
 
 from .comparisons import KINDS, LIMITS, compare_end_to_end
 from .contenders import Options
-from .measures import measure, roofline, uses_onednn
+from .measures import measure
 from .peers import NATIVES, PEERS, find_peer
 from .report import print_result, write
+from .roofline import roofline, uses_onednn
 from .shapes import SHAPES, Shape, find_shapes, unknown
 
 OTHER_KINDS = ("end-to-end", "roofline")

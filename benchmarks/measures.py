@@ -6,8 +6,8 @@ import gc
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -16,32 +16,17 @@ import torch
 from torch._dynamo.utils import counters
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
-from torch.utils.benchmark import Timer
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
 from hf_scratch_transformer.conversion import convert_from
-from hf_scratch_transformer.kernels_scratch import is_mkl_slow, multiply
-from training.optimisation import multiplies_bfloat16
 
 from .comparisons import LIMITS, Comparison
 from .contenders import Contender, Generation, ModelContender, Options, Training
 from .peers import OURS, count_parameters
+from .roofline import matmul_precision, roofline
 
 TOLERANCE = 1e-4  # of losses, vectors, and the share of tokens, where all should compute the same
-# Dense bf16 products on the data sheet, in FLOP/s; the first name that is part of the device's counts.
-SHEETS = {
-    "B200": 2250e12,
-    "H200": 989e12,
-    "H100 PCIe": 756e12,
-    "H100": 989e12,
-    "A100": 312e12,
-    "L40S": 362e12,
-    "L4": 121e12,
-    "A10": 125e12,
-    "RTX 4090": 165e12,
-    "RTX 3090": 71e12,
-}
 
 
 class Round(NamedTuple):
@@ -189,51 +174,11 @@ def calls_per_token(contender: Generation) -> float:
     return calls / contender.arguments["max_new_tokens"]
 
 
-def uses_onednn() -> bool:
-    """Whether our products are those of oneDNN here, and not of MKL."""
-    return is_mkl_slow() and torch._C._get_mkldnn_enabled()
-
-
-@functools.cache
-def roofline(device: torch.device) -> dict[str, Any]:
-    """What the device does at best: products of large matrices in FLOP/s, by precision; bytes/s to and from memory;
-    and bf16 products by its data sheet, where that is known."""
-    on_cpu = device.type == "cpu"
-
-    def seconds(statement: str, **names: Any) -> float:
-        timer = Timer(statement, globals=names, num_threads=torch.get_num_threads())
-        return timer.blocked_autorange(min_run_time=0.2).median
-
-    rates = {}
-    for precision in ("fp32", "bf16") if on_cpu else ("fp32", "tf32", "bf16"):
-        slow = on_cpu and precision == "bf16" and not multiplies_bfloat16("cpu")
-        size = 256 if slow else 1024 if on_cpu else 8192
-        dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-        with matmul_precision(precision):
-            matrix = torch.randn(size, size, device=device, dtype=dtype)
-            rates[precision] = 2 * size**3 / seconds("multiply(a, a)", a=matrix, multiply=multiply)
-    source = torch.empty((1 if on_cpu else 16) * 2**24, device=device).fill_(1.0)
-    target = torch.empty_like(source)
-    bandwidth = 2 * source.numel() * source.element_size() / seconds("b.copy_(a)", a=source, b=target)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    sheet = next((rate for part, rate in SHEETS.items() if part in name), None)
-    return {"matmul": rates, "bandwidth": bandwidth, "sheet_bf16": sheet}
-
-
-@contextmanager
-def matmul_precision(precision: str) -> Iterator[None]:
-    """Within it, single-precision matrices are multiplied in TF32 units, or are not."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    yield
-    torch.set_float32_matmul_precision(before)
-
-
 # --- Results --------------------------------------------------------------------------------------------------------
 
 
 def measure(comparison: Comparison, options: Options) -> dict[str, Any]:
-    """All that is known of a comparison, for JSON. Speed above 1 is in our favour, memory below 1."""
+    """All that is known of a comparison, for JSON. Speed above 1 is in our favour, memory and calls below 1."""
     notes: list[str] = []
     is_long = comparison.kind == "end-to-end"
     # A GPU is kept busy over several steps of training; other steps are long, and launch much by themselves.
