@@ -6,7 +6,7 @@ KIND is train, generate, embed, calls, scaling, end-to-end or roofline. The cont
 A B A B, on the same batches; what is reported is the median of the ratios of the rounds, with its quartiles. The folder
 receives `benchmark.json`, with every round, and `benchmark.png`. Exit codes: 0 done, 2 it cannot be done.
 
-    python -m benchmarks calls                                                            # the same on every machine
+    python -m benchmarks calls                                                            # however busy the machine is
     python -m benchmarks generate --shape decoder --peer llama --batch 1                  # a single comparison
     python -m benchmarks generate --shape decoder --peer llama --batch 1 --compile        # static cache, torch.compile
 """

@@ -153,8 +153,9 @@ def calls_per_token(contender: Generation) -> float:
 
     Counted is every `call` and every `c_call` event that `sys.setprofile` reports in this thread during one step, that
     is, each Python function entered or generator resumed, and each built-in one called, from the prompt to the last
-    token, divided by the number of tokens that each row receives; nothing is subtracted. The same on every machine with
-    the same versions of Python and of the libraries, once everything is warm, as it must be before.
+    token, divided by the number of tokens that each row receives; nothing is subtracted. Once everything is warm, as it
+    must be before, the number is the same each time, however fast or busy the machine is; it changes with the versions
+    of Python and of the libraries, and with the kind of processor where ours multiplies by oneDNN (`uses_onednn`).
     """
     calls = 0
 
