@@ -20,7 +20,7 @@ from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME
 
 from ..configuration_scratch import ScratchConfig, ScratchDecoderConfig, ScratchEncoderConfig, ScratchSeq2SeqConfig
-from ..modeling_scratch import ScratchPreTrainedModel
+from ..stack_scratch import ScratchPreTrainedModel
 from .families import FAMILIES
 from .tables import Family
 from .weights import FolderWeights, Translation
