@@ -66,32 +66,26 @@ POSITIONS = {
     "none": Positions(),
 }
 POOLERS: dict[str | None, Callable[[Tensor], Tensor] | None] = {None: None, "tanh": torch.tanh, "relu": F.relu}
-INITIALIZATIONS = ("xavier_uniform", "normal", "normal_zero_output")
-LAYER_TYPES = ("full_attention", "sliding_attention")
-# The fields that hold such a choice. `pooler_act` is one of an encoder alone.
-CHOICES: dict[str, Any] = {
-    "hidden_act": ACTIVATIONS,
-    "position_embedding_type": POSITIONS,
-    "norm_type": NORMS,
-    "norm_position": NORM_PLACEMENTS,
-    "initialization": INITIALIZATIONS,
-    "pooler_act": POOLERS,
+# The fields that hold such a choice.
+CHOICES = {
+    "hidden_act": tuple(ACTIVATIONS),
+    "position_embedding_type": tuple(POSITIONS),
+    "norm_type": tuple(NORMS),
+    "norm_position": tuple(NORM_PLACEMENTS),
+    "initialization": ("xavier_uniform", "normal", "normal_zero_output"),
 }
 
 SIZES = (
     *("vocab_size", "decoder_vocab_size", "hidden_size", "intermediate_size"),
     *("num_attention_heads", "num_key_value_heads", "head_dim", "value_head_dim"),
-    *("max_position_embeddings", "num_hidden_layers", "encoder_layers", "decoder_layers", "sliding_window"),
+    *("max_position_embeddings", "num_hidden_layers", "encoder_layers", "decoder_layers"),
 )
 PROBABILITIES = ("dropout", "attention_dropout", "activation_dropout", "classifier_dropout")
 
 # Keys that are no field of ours but that transformers itself gives to a configuration or stores in config.json.
 ECOSYSTEM_KEYS = frozenset(
-    """attn_implementation auto_map custom_pipelines distributed_config experts_implementation finetuning_task model_type
-    name_or_path num_labels output_attentions partial_rotary_factor per_layer_config quantization_config rope_scaling
-    rope_theta tie_last_hidden_states torch_dtype transformers_weights trust_remote_code use_return_dict""".split()
+    ["attn_implementation", "auto_map", "custom_pipelines", "distributed_config", "experts_implementation", "finetuning_task", "model_type", "name_or_path", "num_labels", "output_attentions", "partial_rotary_factor", "per_layer_config", "quantization_config", "rope_scaling", "rope_theta", "tie_last_hidden_states", "torch_dtype", "transformers_weights", "trust_remote_code", "use_return_dict"]
 )
-
 
 
 def _auto_map(family: str, **heads: str) -> dict[str, str]:
@@ -123,9 +117,6 @@ class ScratchConfig(PreTrainedConfig):
             `"rotary"` (Su et al., 2021; any length) or `"none"`.
         max_position_embeddings: longest sequence the model is meant for; a hard limit only for learned positions.
         position_offset: rows of the learned table before that of the first position (BART and RoBERTa have 2).
-        layer_types: for each layer `"full_attention"` or `"sliding_attention"`, which sees `sliding_window` tokens
-            (Beltagy et al., 2020). Default: all the same, sliding if there is a window. Not for translators.
-        sliding_window: tokens that such a layer sees, its own included; half of them on each side in an encoder.
         rope_parameters: `{"rope_theta": 10000.0, "rope_type": "default"}`; for rotary positions only. The other types
             of transformers stretch the context of a trained model.
         norm_type: `"layer_norm"` or `"rms_norm"` (Zhang & Sennrich, 2019).
@@ -178,8 +169,6 @@ class ScratchConfig(PreTrainedConfig):
     max_position_embeddings: int = 512
     position_offset: int = 0
     rope_parameters: dict | None = None
-    layer_types: list[str] | None = None
-    sliding_window: int | None = None
     norm_type: str = "rms_norm"
     norm_position: str = "pre"
     layer_norm_eps: float = 1e-6
@@ -247,7 +236,7 @@ class ScratchConfig(PreTrainedConfig):
     def _errors(self) -> Iterator[str]:
         values = {name: getattr(self, name, None) for name in (*CHOICES, *SIZES, *PROBABILITIES)}
         for name, choices in CHOICES.items():
-            if hasattr(self, name) and values[name] not in choices:
+            if values[name] not in choices:
                 yield f"{name}={values[name]!r} must be one of {', '.join(map(repr, choices))}"
         for name in SIZES:
             if values[name] is not None and values[name] < 1:
@@ -258,7 +247,14 @@ class ScratchConfig(PreTrainedConfig):
         for name in ("layer_norm_eps", "initializer_range"):
             if not getattr(self, name) > 0:
                 yield f"{name}={getattr(self, name)} must be above 0"
-        yield from self._errors_of_attention()
+        groups, heads = self.num_key_value_heads, self.num_attention_heads
+        if self.head_dim is None:
+            yield (
+                f"num_attention_heads={heads} does not divide hidden_size={self.hidden_size}: "
+                "choose one that does, or give head_dim"
+            )
+        if groups > 0 and heads % groups:
+            yield f"num_key_value_heads={groups} must divide num_attention_heads={heads}"
         positions = POSITIONS.get(self.position_embedding_type, Positions())
         if self.position_offset < 0:
             yield f"position_offset={self.position_offset} must be at least 0"
@@ -279,23 +275,6 @@ class ScratchConfig(PreTrainedConfig):
             for token in tokens if isinstance(tokens, list) else [tokens]:
                 if token is not None and not 0 <= token < limit:
                     yield f"{name}={tokens} must lie within the vocabulary, 0 to {limit - 1}"
-
-    def _errors_of_attention(self) -> Iterator[str]:
-        groups, heads = self.num_key_value_heads, self.num_attention_heads
-        if self.head_dim is None:
-            yield (
-                f"num_attention_heads={heads} does not divide hidden_size={self.hidden_size}: "
-                "choose one that does, or give head_dim"
-            )
-        if groups > 0 and heads % groups:
-            yield f"num_key_value_heads={groups} must divide num_attention_heads={heads}"
-        types, depth = self.layer_types or [], self.num_hidden_layers
-        if types and (len(types) != depth or not set(types) <= set(LAYER_TYPES)):
-            yield f"layer_types={types} must be one of {', '.join(map(repr, LAYER_TYPES))} for each of {depth} layers"
-        if "sliding_attention" in types and self.sliding_window is None:
-            yield f"layer_types={types} needs sliding_window"
-        if self.is_encoder_decoder and (types or self.sliding_window):
-            yield f"layer_types={types or None}, sliding_window={self.sliding_window}: a translator has neither"
 
     def _token_limits(self) -> dict[str, int]:
         """The vocabulary size that each special token must stay below."""
@@ -350,6 +329,8 @@ class ScratchEncoderConfig(ScratchConfig):
         yield from super()._errors()
         if self.type_vocab_size < 0:
             yield f"type_vocab_size={self.type_vocab_size} must be at least 0"
+        if self.pooler_act not in POOLERS:
+            yield f"pooler_act={self.pooler_act!r} must be one of {', '.join(map(repr, POOLERS))}"
 
 
 @strict

@@ -154,6 +154,8 @@ class ScratchAttention(nn.Module):
             key, value = self.keys_and_values(hidden_states)
             if position_embeddings is not None:
                 query, key = rotate(query, *position_embeddings), rotate(key, *position_embeddings)
+            if isinstance(past_key_values, EncoderDecoderCache):
+                past_key_values = past_key_values.self_attention_cache
             if past_key_values is not None:
                 key, value = past_key_values.update(key, value, self.layer_idx)
 

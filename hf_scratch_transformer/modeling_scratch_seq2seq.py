@@ -3,7 +3,7 @@
 Shapes: B batch, T length of the target, S length of the source, D width, V target vocabulary.
 """
 
-from typing import Any, Unpack
+from typing import Unpack
 
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache

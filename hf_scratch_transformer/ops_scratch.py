@@ -50,29 +50,30 @@ class RMSNorm(nn.RMSNorm):
         weight = self.weight
         if x.dtype != weight.dtype and torch.promote_types(x.dtype, weight.dtype) != weight.dtype:
             return super().forward(x)
-        if torch.is_grad_enabled() and self.has_fused_backward(x):
-            return FusedRMSNorm.apply(x, weight, self.eps)
-        return torch.rms_norm(x.to(weight.dtype), self.normalized_shape, weight, self.eps)
+        if not weight.is_cpu and not weight.is_meta or weight.dtype not in FUSED_DTYPES or is_compiling_or_tracing():
+            return torch.rms_norm(x.to(weight.dtype), self.normalized_shape, weight, self.eps)
+        return FusedRMSNorm.apply(x, weight, self.eps) if torch.is_grad_enabled() else rms_norm(x, weight, self.eps)[0]
 
-    def has_fused_backward(self, x: Tensor) -> bool:
-        return (
-            self.weight.device.type in ("cpu", "meta")
-            and self.weight.dtype in (torch.float32, torch.float64)
-            and x.numel() > 0
-            and not is_compiling_or_tracing()
-        )
+
+FUSED_DTYPES = (torch.float32, torch.float64)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:  # (..., D), (D,) -> (..., D), (..., 1)
+    """`x / sqrt(mean(x²) + eps) * weight`, and the first factor of it."""
+    x = x.to(weight.dtype)
+    scale = torch.linalg.vector_norm(x, 2, -1, True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+    return (x * scale).mul_(weight), scale
 
 
 class FusedRMSNorm(torch.autograd.Function):
-    """`x / sqrt(mean(x²) + eps) * weight`, in the type of the weight."""
+    """`rms_norm` and its gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        accumulated = x.to(weight.dtype)
-        scale = (torch.linalg.vector_norm(accumulated, dim=-1, keepdim=True).square() / x.shape[-1] + eps).rsqrt()
-        ctx.save_for_backward(x, weight, scale)  # (..., D), (D,), (..., 1)
+        output, scale = rms_norm(x, weight, eps)
+        ctx.save_for_backward(x, weight, scale)
         ctx.eps = eps
-        return (accumulated * scale).mul_(weight)
+        return output
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

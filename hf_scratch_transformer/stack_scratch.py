@@ -15,7 +15,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
-from transformers.cache_utils import Cache, EncoderDecoderCache
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.masking_utils import (
     create_bidirectional_mask,
     create_bidirectional_sliding_window_mask,
@@ -28,8 +28,8 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.utils.generic import TransformersKwargs
 from transformers.utils.output_capturing import OutputRecorder
 
-from .configuration_scratch import NORM_PLACEMENTS, POSITIONS, ScratchConfig
 from .cache_scratch import preallocate
+from .configuration_scratch import NORM_PLACEMENTS, POSITIONS, ScratchConfig
 from .layers_scratch import RotaryPositions, ScratchAttention, ScratchBlock, ScratchEmbeddings, make_norm
 from .ops_scratch import is_compiling_or_tracing
 from .unpadding_scratch import Unpadded, is_sparse, separate_documents, unpadded
@@ -145,8 +145,7 @@ class ScratchStack(ScratchPreTrainedModel):
         self.layers = nn.ModuleList(ScratchBlock(config, index, is_causal, has_encoder) for index in range(depth))
         self.norm = make_norm(config) if NORM_PLACEMENTS[config.norm_position].final else None
         self.rotary = RotaryPositions(config) if self.positions.is_rotary else None
-        default = "full_attention" if config.sliding_window is None else "sliding_attention"
-        self.layer_types = config.layer_types or [default] * depth
+        self.layer_types = ["full_attention"] * depth  # which of the masks each block is given
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -255,17 +254,16 @@ class ScratchStack(ScratchPreTrainedModel):
         kwargs: dict[str, Any],
     ) -> dict[str, Any]:
         """The mask of each kind of layer."""
-        is_empty = cache is None or (isinstance(past_length, int) and past_length == 0 and not cache.is_compileable)
-        length, kinds = inputs_embeds.shape[1], set(self.layer_types)
-        if length == 1 and attention_mask is None and not is_empty and kinds == {"full_attention"}:
-            if isinstance(past_length, int):
+        kinds, is_dynamic = set(self.layer_types), type(cache) is DynamicCache
+        if is_dynamic and past_length and inputs_embeds.shape[1] == 1 and attention_mask is None:
+            if kinds == {"full_attention"}:
                 return {"full_attention": None}  # one more token sees all before it
         arguments: dict[str, Any] = {
             "config": self.masking_config(kwargs),
             "inputs_embeds": inputs_embeds,
             "attention_mask": attention_mask,
             # An empty cache would hide that documents are packed.
-            "past_key_values": None if is_empty else cache,
+            "past_key_values": None if is_dynamic and not past_length else cache,
         }
         if self.is_causal:
             # The mask is told of positions only if the caller chose them, since under a compiler their mere presence
