@@ -1,5 +1,5 @@
-"""The same numbers with less work: a norm whose backward pass is one kernel, a loss without all logits. With `nn.RMSNorm`
-and `F.cross_entropy` in their place the models are slower and otherwise the same.
+"""The same numbers with less work: a norm whose backward pass is one kernel, a loss without all logits. With
+`nn.RMSNorm` and `F.cross_entropy` in their place the models are slower and otherwise the same.
 
 Shapes: N rows, D width, V vocabulary.
 """

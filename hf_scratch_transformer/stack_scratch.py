@@ -1,5 +1,5 @@
-"""What the three families share as PreTrainedModels: initialisation, checks of the input, and `encode`, the one way from
-tokens to hidden states. Heads are in `heads_scratch`.
+"""What the three families share as PreTrainedModels: initialisation, checks of the input, and `encode`, the one way
+from tokens to hidden states. Heads are in `heads_scratch`.
 
 Shapes: B batch, T length, S length of an encoder's output, N tokens that are not padding, D width.
 """
@@ -255,9 +255,9 @@ class ScratchStack(ScratchPreTrainedModel):
     ) -> dict[str, Any]:
         """The mask of each kind of layer."""
         kinds, is_dynamic = set(self.layer_types), type(cache) is DynamicCache
-        if is_dynamic and past_length and inputs_embeds.shape[1] == 1 and attention_mask is None:
-            if kinds == {"full_attention"}:
-                return {"full_attention": None}  # one more token sees all before it
+        is_next = is_dynamic and past_length and inputs_embeds.shape[1] == 1
+        if is_next and attention_mask is None and kinds == {"full_attention"}:
+            return {"full_attention": None}  # it sees all before it
         arguments: dict[str, Any] = {
             "config": self.masking_config(kwargs),
             "inputs_embeds": inputs_embeds,
