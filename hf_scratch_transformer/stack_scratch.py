@@ -321,11 +321,10 @@ class ScratchStack(ScratchPreTrainedModel):
             raise ValueError(
                 f"input_ids must be integers of shape (batch, length), got {input_ids.dtype} {tuple(input_ids.shape)}"
             )
-        width = self.config.hidden_size
-        if inputs_embeds is not None and (inputs_embeds.ndim != 3 or inputs_embeds.shape[-1] != width):
-            raise ValueError(
-                f"inputs_embeds must have shape (batch, length, hidden_size={width}), got {tuple(inputs_embeds.shape)}"
-            )
+        if inputs_embeds is not None:
+            shape, width = tuple(inputs_embeds.shape), self.config.hidden_size
+            if len(shape) != 3 or shape[2] != width:
+                raise ValueError(f"inputs_embeds must have shape (batch, length, hidden_size={width}), got {shape}")
         batch, length = (input_ids if inputs_embeds is None else inputs_embeds).shape[:2]
         if has_padding_mask:
             rows, columns = attention_mask.shape
