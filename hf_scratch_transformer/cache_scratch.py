@@ -21,12 +21,13 @@ class PreallocatedLayer(DynamicLayer):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         # Gradients flow through concatenation only, and a graph knows the lengths that it was made for.
-        if not self.get_seq_length() or torch.is_grad_enabled() or torch.compiler.is_dynamo_compiling():
+        held = self.keys
+        if held is None or not held.numel() or torch.is_grad_enabled() or torch.compiler.is_dynamo_compiling():
             return super().update(key_states, value_states, *args, **kwargs)
-        past = self.keys.shape[-2]
+        past = held.shape[-2]
         length = past + key_states.shape[-2]
         if not self.has_capacity(length):
-            self.buffers = self.allocate(self.keys, length), self.allocate(self.values, length)
+            self.buffers = self.allocate(held, length), self.allocate(self.values, length)
         keys, values = self.buffers
         keys[:, :, past:length], values[:, :, past:length] = key_states, value_states
         return self.fill(length)
