@@ -46,6 +46,7 @@ from .modeling_scratch import (
 class ScratchLanguageModel(ScratchPreTrainedModel):
     """A backbone and a linear map to the vocabulary (section 3.4 of the paper); no softmax inside."""
 
+    supports_loss_only = True
     _tp_plan = {"lm_head": "colwise_gather_output"}
     _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}
     _fsdp_plan = {"lm_head": "keep_full_weight"}
