@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import SafetensorError
 
 from tests import tiny, tiny_runs
 from training import checkpoints
-from training.arguments import Checkpoints, parse
 from training.optimisation import optimizers
+from training.recipe import Checkpoints, parse
 
 ROOT = Path(__file__).parent.parent
 
@@ -153,29 +152,6 @@ def test_a_run_with_a_damaged_checkpoint_goes_on_from_the_one_before(tmp_path, c
     message = capsys.readouterr().err
     assert f"{newest.name}: optimizer.safetensors is damaged" in message and "step-00000010" in message
     assert all(torch.equal(tensor, whole[name]) for name, tensor in tiny_runs.weights(tmp_path / "run").items())
-
-
-@pytest.mark.parametrize(
-    "failure", [OSError(28, "full"), SafetensorError("full"), Exception("full"), KeyboardInterrupt()]
-)
-def test_what_cannot_be_written_leaves_what_was_there(failure, tmp_path):
-    """The third is what tokenizers raises."""
-    for name in ("file", "folder"):
-        path = tmp_path / name
-        for content in ("old", "new"):
-            with checkpoints.replacing(path) as temporary:
-                if name == "folder":
-                    temporary.mkdir()
-                    temporary /= "file"
-                temporary.write_text(content)
-        with (
-            pytest.raises(KeyboardInterrupt if isinstance(failure, KeyboardInterrupt) else OSError, match="full|^$"),
-            checkpoints.replacing(path) as temporary,
-        ):
-            temporary.mkdir()
-            raise failure
-        assert (path / "file" if name == "folder" else path).read_text() == "new"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
 
 
 @pytest.fixture

@@ -38,11 +38,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
 from hf_scratch_transformer.conversion import convert_from
+from hf_scratch_transformer.files import replacing, write_text
 from hf_scratch_transformer.kernels_scratch import is_mkl_slow, multiply
 
-from . import checkpoints
-from .arguments import environment
-from .data import FAMILIES, Sequences
+from .corpus import FAMILIES, Sequences
 from .optimisation import multiplies_bfloat16
 from .peers import (
     FIRST_WORD,
@@ -69,6 +68,7 @@ from .peers import (
     sized,
     unknown,
 )
+from .run import environment
 
 TOLERANCE = 1e-4  # of losses, vectors, and the share of tokens, where all should compute the same
 # Dense bf16 products on the data sheet, in FLOP/s; the first name that is part of the device's counts.
@@ -599,7 +599,7 @@ def draw(results: Sequence[dict[str, Any]], path: Path) -> None:
     axes.set(xlabel="times as fast as the peer", yticks=range(len(bars)), yticklabels=[label for label, _ in bars])
     axes.invert_yaxis()
     axes.margins(x=0.12)
-    with checkpoints.replacing(path) as temporary:
+    with replacing(path) as temporary:
         figure.savefig(temporary, dpi=120, format="png")
 
 
@@ -739,7 +739,7 @@ def benchmark(arguments: argparse.Namespace, console: Console) -> dict[str, Any]
 def write(record: dict[str, Any], folder: Path) -> None:
     """The record as `benchmark.json`, and its ratios as `benchmark.png` where there are any."""
     folder.mkdir(parents=True, exist_ok=True)
-    checkpoints.write_text(folder / "benchmark.json", json.dumps(record, indent=1) + "\n")
+    write_text(folder / "benchmark.json", json.dumps(record, indent=1) + "\n")
     if any(result.get("ratios") for result in record["results"]):
         draw(record["results"], folder / "benchmark.png")
 

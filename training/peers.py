@@ -36,11 +36,11 @@ from hf_scratch_transformer.embedding import mean_vectors
 from hf_scratch_transformer.tokenization import Family, config_fields
 
 from . import checkpoints, loop
-from .__main__ import open_folder, open_tokenizer, prepare
-from .arguments import Optimisation, parse
-from .data import FAMILIES, Sequences
+from .corpus import FAMILIES, Sequences
 from .objectives import IGNORED, OBJECTIVES, Batch
 from .optimisation import autocasts, optimizers
+from .recipe import Optimisation, parse
+from .run import open_folder, open_tokenizer, prepare
 
 OURS = "ours"
 PAD, BOS, EOS, MASK, FIRST_WORD = range(5)
@@ -527,13 +527,13 @@ class RecipeRun(Contender):
         self.run = prepare(recipe, accelerator, None, objective, self.folder, time.monotonic())
         self.run.store = NoStore(self.folder, recipe.checkpoints)
         self.collate = objective.collate = Counting(objective.collate, recipe.objective == "translation")
-        self.model = self.run.bare
+        self.model = self.run.eval_model
 
     def step(self, batch: None) -> Tensor:
         run, before = self.run, self.run.state.targets
         self.collate.counts.clear()
-        optimisation = dataclasses.replace(self.recipe.optimisation, max_steps=run.state.step + self.steps)
-        run.recipe = dataclasses.replace(self.recipe, optimisation=optimisation)
+        optimisation = self.recipe.optimisation.model_copy(update={"max_steps": run.state.step + self.steps})
+        run.recipe = self.recipe.model_copy(update={"optimisation": optimisation})
         loop.train(run)
         return torch.tensor(run.state.targets - before)
 
@@ -573,7 +573,7 @@ class TrainerRun(Contender):
 
     def build(self) -> None:
         run, recipe = self.ours.run, self.ours.recipe
-        config, tokenizer = run.bare.config, run.objective.tokenizer
+        config, tokenizer = run.eval_model.config, run.objective.tokenizer
         corpus = next(iter(run.parts(0, 0)))
         size, of_target = recipe.data.window, recipe.objective == "translation"
         if of_target:
@@ -603,7 +603,7 @@ class TrainerRun(Contender):
             return self.native.make(shape, config.dropout, **fields)
 
         torch.manual_seed(0)
-        self.model: Any = make(sized(make, shape, parameters(run.bare)))
+        self.model: Any = make(sized(make, shape, parameters(run.eval_model)))
         # Ours was given what is quicker on this device and in this precision.
         self.model.set_attn_implementation(config._attn_implementation)
         if of_target:
