@@ -159,7 +159,7 @@ class Recipe(Section):
     evaluation: Evaluation = Evaluation()
     checkpoints: Checkpoints = Checkpoints()
     seed: int = Field(1, ge=0, lt=2**32, description="of everything that is drawn at random")
-    output_dir: str = Field("", description="the run's folder; by default runs/<name of the recipe>")
+    output_dir: str = Field("", min_length=1, description="the run's folder; by default runs/<name of the recipe>")
     log_every: int = Field(10, ge=1, description="steps between lines of the log")
     trackers: tuple[Literal["tensorboard", "trackio"], ...] = Field((), description="where the log is shown as well")
     resume: bool = Field(False, description="continue from the newest complete checkpoint of output_dir")
@@ -266,7 +266,7 @@ def _columns(recipe: Recipe) -> Iterator[str]:
 @_rule
 def _roles(recipe: Recipe) -> Iterator[str]:
     roles = ("train", "validation", "test")
-    for role in recipe.data.splits.keys() - set(roles):
+    for role in sorted(recipe.data.splits.keys() - set(roles)):
         yield f"data.splits.{role}: must be one of {', '.join(roles)}{nearest(role, roles)}"
     if "train" not in recipe.data.splits:
         yield "data.splits.train: missing"
@@ -339,7 +339,7 @@ def _installed(recipe: Recipe) -> Iterator[str]:
 @_rule
 def _model_type(recipe: Recipe) -> Iterator[str]:
     model_type = recipe.model.get("model_type")
-    if model_type not in CONFIG_MAPPING:
+    if not _config_fields(recipe.model):
         given = "missing" if model_type is None else f"{shown(model_type)} is unknown"
         near = nearest(str(model_type), CONFIG_MAPPING)
         yield f"model.model_type: {given}, must be one of transformers' or {', '.join(OURS)}{near}"
@@ -350,7 +350,7 @@ def _model(recipe: Recipe) -> Iterator[str]:
     if not (known := _config_fields(recipe.model)):
         return
     # Native configurations swallow misspelt keys in silence.
-    for key in recipe.model.keys() - known.keys():
+    for key in sorted(recipe.model.keys() - known.keys()):
         yield f"model.{key}: {recipe.model['model_type']} has no such field{_hint(recipe.model, f'model.{key}')}"
     fields = {key: value for key, value in recipe.model.items() if key in known}
     tokenizer = getattr(recipe, "tokenizer", Tokenizer())
@@ -359,12 +359,13 @@ def _model(recipe: Recipe) -> Iterator[str]:
         try:
             AutoConfig.for_model(**fields)
             return
-        except StrictDataclassFieldValidationError as error:  # of the first field of another type; there may be more
-            name = str(error).split("'")[1]
-            yield f"model.{name}: must be {known.get(name, 'of another type')}, got {shown(fields.pop(name, None))}"
         except Exception as error:  # whatever a configuration class raises is a problem of the recipe
-            yield f"model: {' '.join(str(error).split())}"
-            return
+            name = str(error).split("'")[1] if isinstance(error, StrictDataclassFieldValidationError) else None
+            if name not in fields:
+                yield f"model: {' '.join(str(error).split())}"
+                return
+            # The first field of another type, behind which there may be more.
+            yield f"model.{name}: must be {known[name]}, got {shown(fields.pop(name))}"
 
 
 def _hint(model: Any, key: str) -> str:
@@ -376,7 +377,7 @@ def _hint(model: Any, key: str) -> str:
 def _config_fields(model: Any) -> dict[str, str]:
     """What the section `model` may hold, with its type in Python; empty when the model_type is unknown."""
     model_type = model.get("model_type") if isinstance(model, dict) else None
-    if model_type not in CONFIG_MAPPING:
+    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         return {}
     kind = CONFIG_MAPPING[model_type]
     types = {field.name: getattr(field.type, "__name__", str(field.type)) for field in dataclasses.fields(kind)}

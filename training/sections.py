@@ -239,7 +239,7 @@ def _words(kind: Any, limits: Iterable[Any] = ()) -> str:
     return ", ".join(filter(None, [plain, " and ".join(ranges)]))
 
 
-PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: "text", dict: "a mapping"}
+PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: "text", dict: "a mapping", Any: "text"}
 LIMITS = {
     "ge": "at least {}",
     "gt": "above {}",
