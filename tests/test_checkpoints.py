@@ -34,8 +34,8 @@ def test_the_last_and_the_best_are_kept(tmp_path):
         save(where, step, score)
     assert names(where) == ["step-00000002", "step-00000004", "step-00000005"]
     assert where.best().name == "step-00000002"
-    newest, complaints = where.newest()
-    assert newest.name == "step-00000005" and not complaints
+    newest, errors = where.newest()
+    assert newest.name == "step-00000005" and not errors
     assert checkpoints.read_state(newest)["step"] == 5
     assert checkpoints.read_tensors(newest, "model.safetensors")["weight"][0, 0] == 5
 
@@ -54,9 +54,9 @@ def test_a_damaged_checkpoint_is_found_and_the_one_before_is_used(damage, tmp_pa
         file.write_bytes(content[:-8])
     else:
         file.unlink()
-    newest, complaints = where.newest()
+    newest, errors = where.newest()
     assert newest.name == "step-00000001"
-    assert len(complaints) == 1 and "step-00000002" in complaints[0]
+    assert len(errors) == 1 and "step-00000002" in errors[0]
     assert names(where) == ["damaged-step-00000002", "step-00000001"]
     save(where, 2)  # the step is done again
     assert where.newest()[0].name == "step-00000002"

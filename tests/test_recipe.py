@@ -171,6 +171,9 @@ def test_mending_what_is_said_is_enough(recipe):
         ),
         (['--model={"hidden_size": 8}'], "model.model_type: missing"),
         (["--model.hidden_size=0x10"], "model.hidden_size: must be int, got 0x10"),
+        (["--model.num_hidden_layers=two"], "model: "),  # an alias: the error names another field
+        (["--model.model_type=[1]"], "model.model_type: [1] is unknown"),
+        (["--output_dir="], "output_dir: must be text, at least 1 long, got ''"),
         (["--data.columns={}"], "data.columns: translation needs exactly source, target, got none"),
         (["--data.batch_tokens=8"], "data.batch_tokens: 8 cannot hold one row of 32"),
         (['--data.splits={"train": "train"}'], "evaluation: evaluating while training needs data.splits.validation"),

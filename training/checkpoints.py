@@ -72,17 +72,17 @@ class Store:
         """
         for path in self.folder.glob(".step-*"):
             shutil.rmtree(path)
-        complaints: list[str] = []
+        errors: list[str] = []
         for path in self.complete():
             try:
                 verify(path)
-                return path, complaints
+                return path, errors
             except CheckpointError as error:
                 aside = path.with_name(f"damaged-{path.name}")
                 shutil.rmtree(aside, ignore_errors=True)
                 path.rename(aside)
-                complaints.append(f"{error}; set aside as {aside.name}")
-        return None, complaints
+                errors.append(f"{error}; set aside as {aside.name}")
+        return None, errors
 
     def best(self) -> Path | None:
         """The checkpoint with the best evaluation, of those that have one."""

@@ -254,9 +254,9 @@ class Sequences:
         """[rows, longest of them] int64, filled up on the right; the width is rounded up to a multiple."""
         starts, lengths = self.offsets[rows], self.offsets[rows + 1] - self.offsets[rows]
         columns = np.arange(-(-int(lengths.max()) // multiple) * multiple)
-        real = columns < lengths[:, None]
-        out = np.full(real.shape, fill, np.int64)
-        out[real] = self.tokens[(starts[:, None] + columns)[real]]
+        is_token = columns < lengths[:, None]
+        out = np.full(is_token.shape, fill, np.int64)
+        out[is_token] = self.tokens[(starts[:, None] + columns)[is_token]]
         return out
 
     def _bounds(self, rows: np.ndarray) -> Iterator[tuple[int, int]]:

@@ -21,7 +21,7 @@ class Log:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def cut(self, step: int) -> None:
+    def truncate(self, step: int) -> None:
         """Forget what was measured after a step: it will be done again."""
         lines = [line for line in read(self.path) if line["step"] <= step]
         write_text(self.path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))

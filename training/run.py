@@ -357,16 +357,16 @@ def resume(run: Run) -> None:
     Raises CheckpointError when it is another run's (unless the recipe says force).
     """
     if run.is_main:
-        newest, complaints = run.store.newest()
-        for complaint in complaints:
-            print(complaint, file=sys.stderr)
+        newest, errors = run.store.newest()
+        for error in errors:
+            print(error, file=sys.stderr)
         print(f"resuming {newest}" if newest else "no checkpoint to resume: starting at step 0", file=sys.stderr)
     run.accelerator.wait_for_everyone()
     newest = next(iter(run.store.complete()), None)
     if newest is not None:
         load(run, newest)
     if run.is_main:
-        run.log.cut(run.state.step)
+        run.log.truncate(run.state.step)
 
 
 def load(run: Run, folder: Path) -> None:

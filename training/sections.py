@@ -64,7 +64,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_yaml(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """The entries of a recipe, their leaves as text, and a complaint for each that is given twice.
+    """The entries of a recipe, their leaves as text, and a line for each key that is given twice.
 
     Raises RecipeError when the file holds none.
     """
