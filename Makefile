@@ -19,10 +19,10 @@ help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*  ## /  make \1 \t/p' $(MAKEFILE_LIST) | expand -t 22
 
 demo: $(READY)  ## write a corpus, train a translator on it, load it without this package, translate
-	$(BIN)/python -m training.grammar runs/grammar
+	$(BIN)/python -m demo.grammar runs/grammar
 	$(BIN)/accelerate launch --cpu --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
-	    -m training training/recipes/demo.yaml --overwrite
-	$(BIN)/python -I training/show.py runs/demo/model < training/recipes/demo.txt
+	    -m training demo/recipe.yaml --overwrite
+	$(BIN)/python -I demo/show.py runs/demo/model < demo/sentences.txt
 
 test: $(READY)  ## the default tests: no GPU, no network
 	$(PYTEST) --numprocesses logical --maxprocesses 8

@@ -5,21 +5,23 @@ Importing the package registers its configurations and models with transformers'
 
 import transformers
 
-from . import heads_scratch
 from .configuration_scratch import ScratchConfig, ScratchDecoderConfig, ScratchEncoderConfig, ScratchSeq2SeqConfig
-from .heads_scratch import (
+from .modeling_scratch_decoder import (
     ScratchDecoderForCausalLM,
     ScratchDecoderForQuestionAnswering,
     ScratchDecoderForSequenceClassification,
     ScratchDecoderForTokenClassification,
+    ScratchDecoderModel,
+)
+from .modeling_scratch_encoder import (
     ScratchEncoderForMaskedLM,
     ScratchEncoderForMultipleChoice,
     ScratchEncoderForQuestionAnswering,
     ScratchEncoderForSequenceClassification,
     ScratchEncoderForTokenClassification,
-    ScratchSeq2SeqForConditionalGeneration,
+    ScratchEncoderModel,
 )
-from .modeling_scratch import ScratchDecoderModel, ScratchEncoderModel, ScratchSeq2SeqModel
+from .modeling_scratch_seq2seq import ScratchSeq2SeqForConditionalGeneration, ScratchSeq2SeqModel
 
 __version__ = "0.1.0"
 
@@ -27,8 +29,7 @@ for _config in (ScratchEncoderConfig, ScratchDecoderConfig, ScratchSeq2SeqConfig
     transformers.AutoConfig.register(_config.model_type, _config, exist_ok=True)
     for _auto_class, _reference in _config._auto_map.items():
         if _auto_class != "AutoConfig":
-            _name = _reference.split(".")[1]
-            _model = getattr(heads_scratch, _name)  # which imports the backbones
+            _model = globals()[_reference.split(".")[1]]
             getattr(transformers, _auto_class).register(_config, _model, exist_ok=True)
 
 __all__ = [

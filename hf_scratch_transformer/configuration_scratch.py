@@ -7,71 +7,92 @@ cannot work are refused once, here: no layer checks its configuration again.
 import copy
 import dataclasses
 import difflib
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
 
+import torch
 from huggingface_hub.dataclasses import strict
+from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import PreTrainedConfig
 from transformers.generation import GenerationConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-# What each field with a closed set of values accepts.
+from .ops_scratch import RMSNorm
+
+# What there is to choose from. These tables are the only place where a choice is listed: the configuration checks
+# against them and the layers build from them.
+
+
+class Activation(NamedTuple):
+    function: Callable[[Tensor], Tensor]
+    is_gated: bool = False  # multiplied by a second projection (Shazeer, 2020)
+
+
+class NormPlacement(NamedTuple):
+    """Where norms stand: `x = after(x + dropout(inside(sublayer(before(x)))))`, and once more after the last block."""
+
+    before: bool = False
+    inside: bool = False
+    after: bool = False
+    final: bool = False
+
+
+class Positions(NamedTuple):
+    """How the place of a token enters: added to its embedding, from a trained table or from sinusoids, or by turning
+    queries and keys."""
+
+    is_added: bool = False
+    has_table: bool = False  # whose length is a hard limit
+    in_halves: bool = False  # all sines before all cosines
+    is_rotary: bool = False
+
+
+ACTIVATIONS = {
+    "relu": Activation(F.relu),
+    "gelu": Activation(F.gelu),
+    "gelu_new": Activation(partial(F.gelu, approximate="tanh")),
+    "silu": Activation(F.silu),
+    "swiglu": Activation(F.silu, is_gated=True),
+}
+NORMS: dict[str, type[nn.Module]] = {"layer_norm": nn.LayerNorm, "rms_norm": RMSNorm}
+NORM_PLACEMENTS = {"pre": NormPlacement(before=True, final=True), "post": NormPlacement(after=True)}
+POSITIONS = {
+    "sinusoidal": Positions(is_added=True),
+    "sinusoidal_halves": Positions(is_added=True, in_halves=True),
+    "learned": Positions(is_added=True, has_table=True),
+    "rotary": Positions(is_rotary=True),
+    "none": Positions(),
+}
+POOLERS: dict[str | None, Callable[[Tensor], Tensor] | None] = {None: None, "tanh": torch.tanh, "relu": F.relu}
+# The fields that hold such a choice.
 CHOICES = {
-    "hidden_act": ("relu", "gelu", "gelu_new", "silu", "swiglu"),
-    "position_embedding_type": ("sinusoidal", "sinusoidal_halves", "learned", "rotary", "none"),
-    "norm_type": ("layer_norm", "rms_norm"),
-    "norm_position": ("pre", "post"),
+    "hidden_act": tuple(ACTIVATIONS),
+    "position_embedding_type": tuple(POSITIONS),
+    "norm_type": tuple(NORMS),
+    "norm_position": tuple(NORM_PLACEMENTS),
     "initialization": ("xavier_uniform", "normal", "normal_zero_output"),
 }
+
 SIZES = (
-    "vocab_size",
-    "decoder_vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "value_head_dim",
-    "max_position_embeddings",
-    "num_hidden_layers",
-    "encoder_layers",
-    "decoder_layers",
+    *("vocab_size", "decoder_vocab_size", "hidden_size", "intermediate_size"),
+    *("num_attention_heads", "num_key_value_heads", "head_dim", "value_head_dim"),
+    *("max_position_embeddings", "num_hidden_layers", "encoder_layers", "decoder_layers"),
 )
 PROBABILITIES = ("dropout", "attention_dropout", "activation_dropout", "classifier_dropout")
 
 # Keys that are no field of ours but that transformers itself gives to a configuration or stores in config.json.
 ECOSYSTEM_KEYS = frozenset(
-    [
-        "attn_implementation",
-        "auto_map",
-        "custom_pipelines",
-        "distributed_config",
-        "experts_implementation",
-        "finetuning_task",
-        "model_type",
-        "name_or_path",
-        "num_labels",
-        "output_attentions",
-        "partial_rotary_factor",
-        "per_layer_config",
-        "quantization_config",
-        "rope_scaling",
-        "rope_theta",
-        "tie_last_hidden_states",
-        "torch_dtype",
-        "transformers_weights",
-        "trust_remote_code",
-        "use_return_dict",
-    ]
+    ["attn_implementation", "auto_map", "custom_pipelines", "distributed_config", "experts_implementation", "finetuning_task", "model_type", "name_or_path", "num_labels", "output_attentions", "partial_rotary_factor", "per_layer_config", "quantization_config", "rope_scaling", "rope_theta", "tie_last_hidden_states", "torch_dtype", "transformers_weights", "trust_remote_code", "use_return_dict"]
 )
 
 
 def _auto_map(family: str, **heads: str) -> dict[str, str]:
     """The complete `auto_map` of a family: {Auto class: file.class}, so that a checkpoint saved from any head opens
     with every Auto class (transformers itself would list the saved class alone)."""
-    models = {
-        auto_class: f"{'modeling' if suffix == 'Model' else 'heads'}_scratch.Scratch{family}{suffix}"
-        for auto_class, suffix in {"AutoModel": "Model", **heads}.items()
-    }
+    file = f"modeling_scratch_{family.lower()}"
+    models = {name: f"{file}.Scratch{family}{suffix}" for name, suffix in {"AutoModel": "Model", **heads}.items()}
     return {"AutoConfig": f"configuration_scratch.Scratch{family}Config", **models}
 
 
@@ -99,8 +120,8 @@ class ScratchConfig(PreTrainedConfig):
         rope_parameters: `{"rope_theta": 10000.0, "rope_type": "default"}`; for rotary positions only. The other types
             of transformers stretch the context of a trained model.
         norm_type: `"layer_norm"` or `"rms_norm"` (Zhang & Sennrich, 2019).
-        norm_position: `"post"`, after the residual sum as in the paper, or `"pre"`, before each sub-layer, with one
-            more norm after the last layer (Xiong et al., 2020).
+        norm_position: where norms stand around each sub-layer: `"post"`, after the residual sum as in the paper, or
+            `"pre"`, before it, with one more norm after the last layer (Xiong et al., 2020).
         layer_norm_eps: epsilon of every norm.
         use_qk_norm: RMSNorm over each head's queries and keys before the product (Henry et al., 2020; as Qwen3).
         scale_embedding: multiply token embeddings by sqrt(hidden_size), as in the paper.
@@ -119,7 +140,8 @@ class ScratchConfig(PreTrainedConfig):
         attention_dropout: on the attention weights.
         activation_dropout: on the hidden units of the feed-forward layer.
         classifier_dropout: before the classification heads. Default: `dropout`.
-        pad_token_id, bos_token_id, eos_token_id: special tokens; the table's row of `pad_token_id` stays zero.
+        pad_token_id, bos_token_id, eos_token_id: special tokens. The table's row of `pad_token_id` starts as zero,
+            and only a tied head trains it.
 
     Raises:
         ValueError: one message that names every field that is wrong, its value, and what would be right.
@@ -171,14 +193,14 @@ class ScratchConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         self._refuse_unknown_keys(kwargs)
-        rotary = self.position_embedding_type == "rotary"
-        if self.rope_parameters and not rotary:
+        is_rotary = POSITIONS.get(self.position_embedding_type, Positions()).is_rotary
+        if self.rope_parameters and not is_rotary:
             raise ValueError(
                 f"rope_parameters={self.rope_parameters} needs position_embedding_type='rotary', "
                 f"got position_embedding_type={self.position_embedding_type!r}"
             )
         super().__post_init__(**kwargs)
-        if not rotary:
+        if not is_rotary:
             self.rope_parameters = None  # the base class fills in a theta for everybody
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
@@ -197,65 +219,62 @@ class ScratchConfig(PreTrainedConfig):
         known = ECOSYSTEM_KEYS | set(self.attribute_map) | set(GenerationConfig._get_default_generation_params())
         # Programs leave notes of their own in a saved config.json; there, only a near-miss of a field is refused.
         is_saved_file = self.transformers_version is not None
-        complaints = []
+        errors = []
         for key in kwargs.keys() - known:
             nearest = difflib.get_close_matches(key, fields, n=1, cutoff=0.82)
             if nearest or not (is_saved_file or key.startswith("_")):
                 hint = f"did you mean {nearest[0]!r}?" if nearest else f"fields are {', '.join(fields)}"
-                complaints.append(f"{key}={kwargs[key]!r} is not a field of {type(self).__name__}: {hint}")
-        if complaints:
-            raise ValueError("; ".join(sorted(complaints)))
+                errors.append(f"{key}={kwargs[key]!r} is not a field of {type(self).__name__}: {hint}")
+        if errors:
+            raise ValueError("; ".join(sorted(errors)))
 
     def validate_architecture(self) -> None:
         """Refuse impossible values and combinations, all of them in one `ValueError`."""
-        if complaints := self._complaints():
-            raise ValueError(f"{type(self).__name__} cannot work: " + "; ".join(complaints))
+        if errors := list(self._errors()):
+            raise ValueError(f"{type(self).__name__} cannot work: " + "; ".join(errors))
 
-    def _complaints(self) -> list[str]:
-        wrong = [
-            f"{name}={getattr(self, name)!r} must be one of {', '.join(map(repr, values))}"
-            for name, values in CHOICES.items()
-            if getattr(self, name) not in values
-        ]
-        sizes = {name: getattr(self, name) for name in SIZES if getattr(self, name, None) is not None}
-        wrong += [f"{name}={size} must be at least 1" for name, size in sizes.items() if size < 1]
+    def _errors(self) -> Iterator[str]:
+        values = {name: getattr(self, name, None) for name in (*CHOICES, *SIZES, *PROBABILITIES)}
+        for name, choices in CHOICES.items():
+            if values[name] not in choices:
+                yield f"{name}={values[name]!r} must be one of {', '.join(map(repr, choices))}"
+        for name in SIZES:
+            if values[name] is not None and values[name] < 1:
+                yield f"{name}={values[name]} must be at least 1"
+        for name in PROBABILITIES:
+            if values[name] is not None and not 0 <= values[name] < 1:
+                yield f"{name}={values[name]} must be at least 0 and below 1"
+        for name in ("layer_norm_eps", "initializer_range"):
+            if not getattr(self, name) > 0:
+                yield f"{name}={getattr(self, name)} must be above 0"
+        groups, heads = self.num_key_value_heads, self.num_attention_heads
+        if self.head_dim is None:
+            yield (
+                f"num_attention_heads={heads} does not divide hidden_size={self.hidden_size}: "
+                "choose one that does, or give head_dim"
+            )
+        if groups > 0 and heads % groups:
+            yield f"num_key_value_heads={groups} must divide num_attention_heads={heads}"
+        positions = POSITIONS.get(self.position_embedding_type, Positions())
         if self.position_offset < 0:
-            wrong.append(f"position_offset={self.position_offset} must be at least 0")
-        if self.position_offset and self.position_embedding_type != "learned":
-            wrong.append(
+            yield f"position_offset={self.position_offset} must be at least 0"
+        if self.position_offset and not positions.has_table:
+            yield (
                 f"position_offset={self.position_offset} needs position_embedding_type='learned', "
                 f"got {self.position_embedding_type!r}"
             )
-        rates = {name: getattr(self, name) for name in PROBABILITIES if getattr(self, name) is not None}
-        wrong += [f"{name}={rate} must be at least 0 and below 1" for name, rate in rates.items() if not 0 <= rate < 1]
-        wrong += [
-            f"{name}={getattr(self, name)} must be above 0"
-            for name in ("layer_norm_eps", "initializer_range")
-            if not getattr(self, name) > 0
-        ]
-        if self.head_dim is None:
-            wrong.append(
-                f"num_attention_heads={self.num_attention_heads} does not divide hidden_size={self.hidden_size}: "
-                "choose one that does, or give head_dim"
-            )
-        elif self.position_embedding_type == "rotary" and self.head_dim % 2:
-            wrong.append(f"head_dim={self.head_dim} must be even for position_embedding_type='rotary'")
-        groups, heads = self.num_key_value_heads, self.num_attention_heads
-        if groups > 0 and heads % groups:
-            wrong.append(f"num_key_value_heads={groups} must divide num_attention_heads={heads}")
+        if positions.is_rotary and self.head_dim is not None and self.head_dim % 2:
+            yield f"head_dim={self.head_dim} must be even for position_embedding_type='rotary'"
         rope = self.rope_parameters or {}
         if (kind := rope.get("rope_type", "default")) not in ("default", *ROPE_INIT_FUNCTIONS):
-            wrong.append(
-                f"rope_parameters={rope}: rope_type={kind!r} must be 'default' or in {set(ROPE_INIT_FUNCTIONS)}"
-            )
+            yield f"rope_parameters={rope}: rope_type={kind!r} must be 'default' or in {set(ROPE_INIT_FUNCTIONS)}"
         if not rope.get("rope_theta", 1.0) > 0:
-            wrong.append(f"rope_parameters={rope}: rope_theta must be above 0")
+            yield f"rope_parameters={rope}: rope_theta must be above 0"
         for name, limit in self._token_limits().items():
             tokens = getattr(self, name)
             for token in tokens if isinstance(tokens, list) else [tokens]:
                 if token is not None and not 0 <= token < limit:
-                    wrong.append(f"{name}={tokens} must lie within the vocabulary, 0 to {limit - 1}")
-        return wrong
+                    yield f"{name}={tokens} must lie within the vocabulary, 0 to {limit - 1}"
 
     def _token_limits(self) -> dict[str, int]:
         """The vocabulary size that each special token must stay below."""
@@ -306,13 +325,12 @@ class ScratchEncoderConfig(ScratchConfig):
     pooler_act: str | None = None
     lm_head_transform: bool = False
 
-    def _complaints(self) -> list[str]:
-        wrong = super()._complaints()
+    def _errors(self) -> Iterator[str]:
+        yield from super()._errors()
         if self.type_vocab_size < 0:
-            wrong.append(f"type_vocab_size={self.type_vocab_size} must be at least 0")
-        if self.pooler_act not in (None, "tanh", "relu"):
-            wrong.append(f"pooler_act={self.pooler_act!r} must be one of None, 'tanh', 'relu'")
-        return wrong
+            yield f"type_vocab_size={self.type_vocab_size} must be at least 0"
+        if self.pooler_act not in POOLERS:
+            yield f"pooler_act={self.pooler_act!r} must be one of {', '.join(map(repr, POOLERS))}"
 
 
 @strict
@@ -396,16 +414,15 @@ class ScratchSeq2SeqConfig(ScratchConfig):
         if name == "vocab_size" and self.share_encoder_decoder_embeddings:  # one table: resizing it resizes both sides
             self.decoder_vocab_size = value
 
-    def _complaints(self) -> list[str]:
-        wrong = super()._complaints()
+    def _errors(self) -> Iterator[str]:
+        yield from super()._errors()
         if self.share_encoder_decoder_embeddings and self.decoder_vocab_size != self.vocab_size:
-            wrong.append(
+            yield (
                 f"share_encoder_decoder_embeddings=True needs decoder_vocab_size={self.decoder_vocab_size} to equal "
                 f"vocab_size={self.vocab_size}"
             )
         if self.decoder_start_token_id is None:
-            wrong.append("decoder_start_token_id=None: give it, or bos_token_id, or pad_token_id")
-        return wrong
+            yield "decoder_start_token_id=None: give it, or bos_token_id, or pad_token_id"
 
     def _token_limits(self) -> dict[str, int]:
         target = getattr(self, "decoder_vocab_size", None) or self.vocab_size

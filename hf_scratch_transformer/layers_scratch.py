@@ -1,17 +1,24 @@
-"""The bricks, in plain torch: positions, attention, feed-forward, residual connections.
+"""The bricks, bottom up: positions, attention, feed-forward, embeddings, and the block that they make.
 
 Shapes: B batch, T length of the queries, S length of the keys and values, H heads, D width, F feed-forward width.
 """
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers.cache_utils import Cache, EncoderDecoderCache
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils.generic import TransformersKwargs
 
-from .kernels_scratch import RMSNorm, project
+from .configuration_scratch import ACTIVATIONS, NORM_PLACEMENTS, NORMS, POOLERS, POSITIONS, ScratchConfig
+from .unpadding_scratch import VarlenMask, varlen_attention
+
+# --- Positions --------------------------------------------------------------------------------------------------------
 
 
 class SinusoidalPositions(nn.Module):
@@ -28,9 +35,9 @@ class SinusoidalPositions(nn.Module):
 
     def forward(self, position_ids: Tensor) -> Tensor:  # (B, T) -> (B, T, D)
         # At position 1000 an angle in single precision is off by 6e-5; Apple's GPUs have no other.
-        precise = torch.float32 if position_ids.device.type == "mps" else torch.float64
-        exponents = torch.arange(0, self.dim, 2, device=position_ids.device, dtype=precise) / self.dim
-        angles = position_ids[..., None].to(precise) / 10000**exponents  # (B, T, D/2)
+        dtype = torch.float32 if position_ids.device.type == "mps" else torch.float64
+        exponents = torch.arange(0, self.dim, 2, device=position_ids.device, dtype=dtype) / self.dim
+        angles = position_ids[..., None].to(dtype) / 10000**exponents  # (B, T, D/2)
         waves = angles.sin().float(), angles.cos().float()
         table = torch.cat(waves, dim=-1) if self.in_halves else torch.stack(waves, dim=-1).flatten(-2)
         return table[..., : self.dim]
@@ -39,22 +46,28 @@ class SinusoidalPositions(nn.Module):
 class RotaryPositions(nn.Module):
     """Angles that turn queries and keys by their position (RoFormer, Su et al., 2021), in Llama's layout: entry `i` is
     turned together with entry `i + D/2`, by `position / theta^(2i/D)`. Returns cosines, and sines that are negated in
-    the first half.
-
-    `scaled`, where context has been stretched, gives other turns per position (D/2,) and a factor on the result, from
-    the positions asked for.
+    the first half. Stretched contexts (linear, dynamic, yarn, llama3, ...) have transformers' own frequencies.
     """
 
-    def __init__(self, head_dim: int, theta: float, scaled: Callable[[Tensor], tuple[Tensor, float]] | None = None):
+    def __init__(self, config: ScratchConfig):
         super().__init__()
-        self.head_dim, self.theta, self.scaled = head_dim, theta, scaled
+        self.config, self.head_dim = config, config.head_dim
 
     def forward(self, position_ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:  # (B, T) -> 2 × (B, 1, T, D)
-        exponents = torch.arange(0, self.head_dim, 2, device=position_ids.device, dtype=torch.float32) / self.head_dim
-        turns, factor = (1.0 / self.theta**exponents, 1.0) if self.scaled is None else self.scaled(position_ids)
-        angles = position_ids[:, None, :, None].float() * turns  # (B, 1, T, D/2)
-        cos, sin = angles.cos() * factor, angles.sin() * factor
+        inv_freq, scaling = self.frequencies(position_ids)
+        angles = position_ids[:, None, :, None].float() * inv_freq  # (B, 1, T, D/2)
+        cos, sin = angles.cos(), angles.sin()
+        if scaling != 1.0:
+            cos, sin = cos * scaling, sin * scaling
         return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
+
+    def frequencies(self, position_ids: Tensor) -> tuple[Tensor, float]:  # -> (D/2,), a factor on cosines and sines
+        rope, device = self.config.rope_parameters, position_ids.device
+        if rope["rope_type"] != "default":
+            stretched = ROPE_INIT_FUNCTIONS[rope["rope_type"]]
+            return stretched(self.config, device, seq_len=position_ids.max() + 1)
+        exponents = torch.arange(0, self.head_dim, 2, device=device, dtype=torch.float32) / self.head_dim
+        return 1.0 / rope["rope_theta"] ** exponents, 1.0
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -62,24 +75,15 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
-def ends_sublayer(linear: nn.Linear) -> nn.Linear:
-    """Mark the last matrix of a sub-layer, which an initialisation may set to zero."""
-    linear.ends_sublayer = True  # type: ignore[assignment]
-    return linear
-
-
-def repeat_heads(x: Tensor, groups: int) -> Tensor:
-    """(B, H/groups, S, D) -> (B, H, S, D): each key or value head serves `groups` query heads that stand together."""
-    return x if groups == 1 else x.repeat_interleave(groups, dim=1)
+# --- Attention --------------------------------------------------------------------------------------------------------
 
 
 def attention(
-    module: Any,  # has `num_key_value_groups` and `training`
+    module: nn.Module,  # has `num_key_value_groups` and `training`
     query: Tensor,  # (B, H, T, d_k)
     key: Tensor,  # (B, H/groups, S, d_k)
     value: Tensor,  # (B, H/groups, S, d_v)
-    attention_mask: Tensor
-    | None,  # (B or 1, H or 1, T, S): True or 0 where allowed, False or a large negative where not
+    attention_mask: Tensor | None,  # (B or 1, H or 1, T, S): True or 0 where allowed, False or very negative where not
     scaling: float,
     dropout: float = 0.0,
     **kwargs: Any,
@@ -105,53 +109,225 @@ def attention(
     return (weights @ value).transpose(1, 2).contiguous(), weights
 
 
-class FeedForward(nn.Module):
-    """Two linear maps with an activation between, at each position by itself: section 3.3 of the paper."""
+def repeat_heads(x: Tensor, groups: int) -> Tensor:
+    """(B, H/groups, S, D) -> (B, H, S, D): each key or value head serves `groups` query heads that stand together."""
+    return x if groups == 1 else x.repeat_interleave(groups, dim=1)
 
-    def __init__(self, hidden_size: int, intermediate_size: int, activation: Callable, bias: bool, dropout: float):
+
+class ScratchAttention(nn.Module):
+    """Multi-head attention (section 3.2.2 of the paper) of the hidden states to themselves, or to an encoder's."""
+
+    def __init__(self, config: ScratchConfig, layer_idx: int, is_causal: bool):
         super().__init__()
-        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=bias)
-        self.down_proj = ends_sublayer(nn.Linear(intermediate_size, hidden_size, bias=bias))
-        self.activation = activation
-        self.dropout = nn.Dropout(dropout)
+        self.config = config
+        self.layer_idx = layer_idx  # which layer of the cache holds its keys and values
+        self.is_causal = is_causal
+        self.head_dim, self.value_head_dim = config.head_dim, config.value_head_dim
+        self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
+        self.scaling = config.head_dim**-0.5
+        width, heads, groups = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
+        output_bias = config.attention_bias if config.attention_output_bias is None else config.attention_output_bias
+        self.q_proj = nn.Linear(width, heads * self.head_dim, bias=config.attention_bias)
+        self.k_proj = nn.Linear(width, groups * self.head_dim, bias=config.attention_bias)
+        self.v_proj = nn.Linear(width, groups * self.value_head_dim, bias=config.attention_bias)
+        self.o_proj = ends_sublayer(nn.Linear(heads * self.value_head_dim, width, bias=output_bias))
+        norm = NORMS["rms_norm"]
+        self.q_norm = norm(self.head_dim, eps=config.layer_norm_eps) if config.use_qk_norm else None
+        self.k_norm = norm(self.head_dim, eps=config.layer_norm_eps) if config.use_qk_norm else None
 
-    def hidden(self, x: Tensor) -> Tensor:  # (B, T, D) -> (B, T, F)
-        return self.activation(project(self.up_proj, x))
+    def forward(
+        self,
+        hidden_states: Tensor,  # (B, T, D)
+        encoder_hidden_states: Tensor | None = None,  # (B, S, D)
+        attention_mask: Tensor | VarlenMask | None = None,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> tuple[Tensor, Tensor | None]:
+        """Returns the output (B, T, D) and the weights (B, H, T, S), `None` from the backends that never form them."""
+        batch, length, _ = hidden_states.shape
+        query = self.q_proj(hidden_states).view(batch, length, -1, self.head_dim)
+        query = (query if self.q_norm is None else self.q_norm(query)).transpose(1, 2)
+        if encoder_hidden_states is not None:
+            key, value = self.encoder_keys_and_values(encoder_hidden_states, past_key_values)
+        else:
+            key, value = self.keys_and_values(hidden_states)
+            if position_embeddings is not None:
+                query, key = rotate(query, *position_embeddings), rotate(key, *position_embeddings)
+            if isinstance(past_key_values, EncoderDecoderCache):
+                past_key_values = past_key_values.self_attention_cache
+            if past_key_values is not None:
+                key, value = past_key_values.update(key, value, self.layer_idx)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return project(self.down_proj, self.dropout(self.hidden(x)))
+        # Only the formula written out can show its weights, whichever backend the configuration names.
+        implementation = "eager" if kwargs.get("output_attentions") else self.config._attn_implementation
+        attention_interface: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, attention)
+        if isinstance(attention_mask, VarlenMask):
+            attention_interface = varlen_attention(attention_interface)
+        dropout = self.config.attention_dropout if self.training else 0.0
+        output, weights = attention_interface(
+            self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
+        )
+        # Backends of serving engines return (tokens, H · d_v), whatever the shape they were given.
+        return self.o_proj(output.reshape(batch, length, -1)), weights
+
+    def keys_and_values(self, states: Tensor) -> tuple[Tensor, Tensor]:  # (B, S, D) -> (B, H/groups, S, d_k and d_v)
+        batch, length, _ = states.shape
+        key = self.k_proj(states).view(batch, length, -1, self.head_dim)
+        key = (key if self.k_norm is None else self.k_norm(key)).transpose(1, 2)
+        return key, self.v_proj(states).view(batch, length, -1, self.value_head_dim).transpose(1, 2)
+
+    def encoder_keys_and_values(self, states: Tensor, past_key_values: Cache | None) -> tuple[Tensor, Tensor]:
+        """The source does not change while its translation grows: its keys and values are computed once."""
+        if not isinstance(past_key_values, EncoderDecoderCache):
+            return self.keys_and_values(states)
+        cache = past_key_values.cross_attention_cache
+        if not past_key_values.is_updated.get(self.layer_idx):
+            past_key_values.is_updated[self.layer_idx] = True
+            return cache.update(*self.keys_and_values(states), self.layer_idx)
+        return cache.layers[self.layer_idx].keys, cache.layers[self.layer_idx].values
 
 
-class GatedFeedForward(FeedForward):
-    """A feed-forward layer whose hidden units are multiplied by a gate: with SiLU, the SwiGLU of Shazeer (2020)."""
-
-    def __init__(self, hidden_size: int, intermediate_size: int, activation: Callable, bias: bool, dropout: float):
-        super().__init__(hidden_size, intermediate_size, activation, bias, dropout)
-        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=bias)
-
-    def hidden(self, x: Tensor) -> Tensor:
-        return self.activation(project(self.gate_proj, x)) * project(self.up_proj, x)
+def ends_sublayer(linear: nn.Linear) -> nn.Linear:
+    """Mark the last matrix of a sub-layer, which an initialisation may set to zero."""
+    linear.ends_sublayer = True  # type: ignore[assignment]
+    return linear
 
 
-FEED_FORWARDS: dict[str, tuple[type[FeedForward], Callable]] = {
-    "relu": (FeedForward, F.relu),
-    "gelu": (FeedForward, F.gelu),
-    "gelu_new": (FeedForward, partial(F.gelu, approximate="tanh")),
-    "silu": (FeedForward, F.silu),
-    "swiglu": (GatedFeedForward, F.silu),
-}
-POOLERS: dict[str, Callable] = {"tanh": torch.tanh, "relu": F.relu}
-NORMS = {"layer_norm": nn.LayerNorm, "rms_norm": RMSNorm}
+# --- Feed-forward -----------------------------------------------------------------------------------------------------
 
 
-def pre_norm(x: Tensor, sublayer: Callable[[Tensor], Tensor], norm: nn.Module, dropout: nn.Module) -> Tensor:
-    """`x + Dropout(Sublayer(Norm(x)))` (Xiong et al., 2020): the residual stream itself is never normalised."""
-    return x + dropout(sublayer(norm(x)))
+class FeedForward(nn.Module):
+    """Two linear maps with an activation between, at each position by itself (section 3.3 of the paper); or three, the
+    third of which gates the hidden units: with SiLU, the SwiGLU of Shazeer (2020)."""
+
+    def __init__(self, config: ScratchConfig):
+        super().__init__()
+        self.activation, is_gated = ACTIVATIONS[config.hidden_act]
+        sizes = config.hidden_size, config.intermediate_size
+        self.up_proj = nn.Linear(*sizes, bias=config.mlp_bias)
+        self.down_proj = ends_sublayer(nn.Linear(*reversed(sizes), bias=config.mlp_bias))
+        self.gate_proj = nn.Linear(*sizes, bias=config.mlp_bias) if is_gated else None
+        self.dropout = nn.Dropout(config.activation_dropout)
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, T, D) -> (B, T, D)
+        if self.gate_proj is None:
+            hidden = self.activation(self.up_proj(x))  # (B, T, F)
+        else:
+            hidden = self.activation(self.gate_proj(x)) * self.up_proj(x)
+        return self.down_proj(drop(hidden, self.dropout))
 
 
-def post_norm(x: Tensor, sublayer: Callable[[Tensor], Tensor], norm: nn.Module, dropout: nn.Module) -> Tensor:
-    """`Norm(x + Dropout(Sublayer(x)))`, as in the paper."""
-    return norm(x + dropout(sublayer(x)))
+def drop(x: Tensor, dropout: nn.Module) -> Tensor:
+    """`dropout(x)`, called only while it is on."""
+    return dropout(x) if dropout.training else x
 
 
-RESIDUALS = {"pre": pre_norm, "post": post_norm}
+# --- Block ------------------------------------------------------------------------------------------------------------
+
+
+class ScratchBlock(GradientCheckpointingLayer):
+    """One layer of either stack (figure 1 of the paper): two sub-layers in the encoder, three beside an encoder's
+    output. Each adds to the residual stream, `x = after(x + dropout(inside(sublayer(before(x)))))`, with norms in those
+    of the three places that `norm_position` names."""
+
+    def __init__(self, config: ScratchConfig, layer_idx: int, is_causal: bool, has_encoder: bool = False):
+        super().__init__()
+        self.placement = NORM_PLACEMENTS[config.norm_position]
+        self.self_attn = ScratchAttention(config, layer_idx, is_causal)
+        self.self_attn_norm, self.self_attn_output_norm = self.make_norms(config)
+        self.cross_attn = self.cross_attn_norm = self.cross_attn_output_norm = None
+        if has_encoder:
+            self.cross_attn = ScratchAttention(config, layer_idx, is_causal=False)
+            self.cross_attn_norm, self.cross_attn_output_norm = self.make_norms(config)
+        self.mlp = FeedForward(config)
+        self.mlp_norm, self.mlp_output_norm = self.make_norms(config)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def make_norms(self, config: ScratchConfig) -> tuple[nn.Module | None, nn.Module | None]:
+        around = make_norm(config) if self.placement.before or self.placement.after else None
+        return around, make_norm(config) if self.placement.inside else None
+
+    def forward(
+        self,
+        hidden_states: Tensor,  # (B, T, D)
+        attention_mask: Tensor | VarlenMask | None = None,
+        encoder_hidden_states: Tensor | None = None,  # (B, S, D)
+        encoder_attention_mask: Tensor | VarlenMask | None = None,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> Tensor:
+        x, cache, encoded = hidden_states, past_key_values, encoder_hidden_states
+        normed = self.before(x, self.self_attn_norm)
+        attended, _ = self.self_attn(normed, None, attention_mask, position_embeddings, cache, **kwargs)
+        x = self.add(x, attended, self.self_attn_norm, self.self_attn_output_norm)
+        if encoded is not None:
+            normed = self.before(x, self.cross_attn_norm)
+            attended, _ = self.cross_attn(normed, encoded, encoder_attention_mask, None, cache, **kwargs)
+            x = self.add(x, attended, self.cross_attn_norm, self.cross_attn_output_norm)
+        return self.add(x, self.mlp(self.before(x, self.mlp_norm)), self.mlp_norm, self.mlp_output_norm)
+
+    def before(self, x: Tensor, norm: nn.Module) -> Tensor:
+        return norm(x) if self.placement.before else x
+
+    def add(self, x: Tensor, update: Tensor, norm: nn.Module, output_norm: nn.Module | None) -> Tensor:
+        if output_norm is not None:
+            update = output_norm(update)
+        x = x + drop(update, self.dropout)
+        return norm(x) if self.placement.after else x
+
+
+def make_norm(config: ScratchConfig) -> nn.Module:
+    return NORMS[config.norm_type](config.hidden_size, eps=config.layer_norm_eps)
+
+
+# --- Before and after the blocks --------------------------------------------------------------------------------------
+
+
+class ScratchEmbeddings(nn.Module):
+    """A vector for each token (section 3.4 of the paper), plus one for its position unless attention is told of it,
+    plus one for its type if there are types."""
+
+    def __init__(self, config: ScratchConfig, vocab_size: int):
+        super().__init__()
+        width, positions = config.hidden_size, POSITIONS[config.position_embedding_type]
+        self.word_embeddings = nn.Embedding(vocab_size, width, padding_idx=config.pad_token_id)
+        self.scale = width**0.5 if config.scale_embedding else 1.0
+        self.position_offset = config.position_offset
+        self.position_embeddings: nn.Module | None = None
+        if positions.has_table:
+            self.position_embeddings = nn.Embedding(config.max_position_embeddings + self.position_offset, width)
+        elif positions.is_added:
+            self.position_embeddings = SinusoidalPositions(width, positions.in_halves)
+        types = getattr(config, "type_vocab_size", 0)  # a translator has none
+        self.token_type_embeddings = nn.Embedding(types, width) if types else None
+        self.norm = make_norm(config) if config.embedding_norm else None
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self,
+        inputs_embeds: Tensor,  # (B, T, D)
+        position_ids: Tensor,  # (B or 1, T)
+        token_type_ids: Tensor | None = None,  # (B, T); default: all of type 0
+    ) -> Tensor:  # -> (B, T, D)
+        embeddings = inputs_embeds if self.scale == 1.0 else inputs_embeds * self.scale
+        if self.position_embeddings is not None:
+            positions = self.position_embeddings(position_ids + self.position_offset)
+            embeddings = embeddings + positions.to(embeddings.dtype)
+        if self.token_type_embeddings is not None:
+            types = torch.zeros_like(position_ids) if token_type_ids is None else token_type_ids
+            embeddings = embeddings + self.token_type_embeddings(types)
+        return drop(embeddings if self.norm is None else self.norm(embeddings), self.dropout)
+
+
+class ScratchPooler(nn.Module):
+    """One vector for a whole text, from the state of its first token: BERT's pooler, DistilBERT's pre-classifier."""
+
+    def __init__(self, config: ScratchConfig):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.activation = POOLERS[config.pooler_act]
+
+    def forward(self, vectors: Tensor) -> Tensor:  # (B, D) -> (B, D)
+        return self.activation(self.dense(vectors))

@@ -18,7 +18,7 @@ from hf_scratch_transformer import (
     ScratchSeq2SeqForConditionalGeneration,
     ScratchSeq2SeqModel,
 )
-from hf_scratch_transformer.modeling_scratch import ScratchBlock
+from hf_scratch_transformer.layers_scratch import ScratchBlock
 from tests import tiny
 
 # flex attention and inductor translate to C++.

@@ -127,4 +127,4 @@ def test_saved_and_loaded_configurations_are_equal(family, tmp_path):
     config.save_pretrained(tmp_path)
     loaded = type(config).from_pretrained(tmp_path)
     assert loaded.to_dict() | {"_name_or_path": None} == config.to_dict() | {"_name_or_path": None}
-    assert loaded.auto_map["AutoModel"].startswith("modeling_scratch.")
+    assert loaded.auto_map["AutoModel"].startswith(f"modeling_scratch_{family}.")

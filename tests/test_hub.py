@@ -334,7 +334,8 @@ def test_card_of_what_has_none_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "name",
     [
-        *(f"{part}_scratch.py" for part in ("configuration", "kernels", "layers", "modeling", "heads")),
+        *(f"{part}_scratch.py" for part in ("configuration", "ops", "layers", "stack", "heads")),
+        "modeling_scratch_decoder.py",
         *("tokenizer.json", "tokenizer_config.json", "generation_config.json", "model.safetensors", "README.md"),
     ],
 )
@@ -347,7 +348,7 @@ def test_missing_file_is_named(copy, name):
 
 def test_everything_wrong_is_named_at_once_and_nothing_is_sent(online, copy):
     config = json.loads((copy / "config.json").read_text())
-    config["auto_map"]["AutoModel"] = "someone/else--modeling_scratch.ScratchDecoderModel"
+    config["auto_map"]["AutoModel"] = "someone/else--modeling_scratch_decoder.ScratchDecoderModel"
     (copy / "config.json").write_text(json.dumps(config))
     (copy / "README.md").write_text("# A card without metadata")
     (copy / "training_args.bin").write_bytes(b"\x80\x04")
@@ -356,7 +357,7 @@ def test_everything_wrong_is_named_at_once_and_nothing_is_sent(online, copy):
     with pytest.raises(ValueError) as refusal:
         push(copy, f"{USER}/incomplete", token=TOKEN)
     for complaint in (
-        "auto_map['AutoModel']='someone/else--modeling_scratch.ScratchDecoderModel' must be 'modeling_scratch.Scr",
+        "auto_map['AutoModel']='someone/else--modeling_scratch_decoder.ScratchDecoderModel' must be 'modeling_scratch_decoder.Scr",
         "layers_scratch.py is missing",
         "README.md: its metadata has no library_name",
         "training_args.bin may be a pickle",

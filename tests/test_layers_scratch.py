@@ -7,18 +7,26 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
+from hf_scratch_transformer.configuration_scratch import ACTIVATIONS, NORM_PLACEMENTS, NORMS, NormPlacement
 from hf_scratch_transformer.layers_scratch import (
-    FEED_FORWARDS,
-    NORMS,
     FeedForward,
     RotaryPositions,
+    ScratchBlock,
     SinusoidalPositions,
     attention,
-    post_norm,
-    pre_norm,
     repeat_heads,
     rotate,
 )
+
+from . import tiny
+
+
+def rotary(dim: int, theta: float) -> RotaryPositions:
+    return RotaryPositions(tiny.config("decoder", head_dim=dim, rope_theta=theta))
+
+
+def feed_forward(**options) -> FeedForward:
+    return FeedForward(tiny.config("decoder", num_attention_heads=1, num_key_value_heads=1, **options))
 
 
 def test_sinusoidal_positions_of_the_article():
@@ -53,7 +61,7 @@ def test_rotary_positions_turn_pairs_of_entries():
     dim, theta = 6, 100.0
     positions = torch.tensor([[0, 3, 11]])
     x = torch.randn(1, 2, 3, dim)
-    turned = rotate(x, *RotaryPositions(dim, theta)(positions, x.dtype))
+    turned = rotate(x, *rotary(dim, theta)(positions, x.dtype))
     for head in range(2):
         for t in range(3):
             for i in range(dim // 2):
@@ -67,7 +75,7 @@ def test_rotary_positions_turn_pairs_of_entries():
 
 
 def test_rotary_products_depend_on_differences_of_positions_only():
-    positions = RotaryPositions(8, 10000.0)
+    positions = rotary(8, 10000.0)
     q, k = torch.randn(2, 1, 1, 5, 8, dtype=torch.float64)
 
     def products(offset: int) -> torch.Tensor:
@@ -144,11 +152,10 @@ def test_heads_are_repeated_next_to_each_other():
     assert repeat_heads(x, 2).flatten().tolist() == [0, 0, 1, 1, 2, 2]
 
 
-@pytest.mark.parametrize("activation", FEED_FORWARDS)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("bias", [False, True])
 def test_feed_forward_is_the_formula(activation, bias):
-    kind, function = FEED_FORWARDS[activation]
-    layer = kind(4, 6, function, bias, 0.0)
+    layer = feed_forward(hidden_size=4, intermediate_size=6, hidden_act=activation, mlp_bias=bias)
     x = torch.randn(2, 3, 4)
     linear = lambda name, x: x @ getattr(layer, name).weight.T + (getattr(layer, name).bias if bias else 0)  # noqa: E731
     up = linear("up_proj", x)
@@ -164,7 +171,7 @@ def test_feed_forward_is_the_formula(activation, bias):
 
 
 def test_feed_forward_drops_hidden_units():
-    layer = FeedForward(4, 1000, torch.relu, False, 0.5).train()
+    layer = feed_forward(hidden_size=4, intermediate_size=1000, hidden_act="relu", activation_dropout=0.5).train()
     nn.init.ones_(layer.up_proj.weight)
     nn.init.constant_(layer.down_proj.weight, 1 / 4000)
     kept = layer(torch.ones(1, 1, 4))[0, 0, 0].item() / 2  # what is kept is doubled
@@ -185,8 +192,37 @@ def test_norms_are_the_formula(name):
     assert_close(norm(x), expected)
 
 
-def test_residuals():
-    x, norm, sublayer = torch.randn(2, 3, 4), nn.LayerNorm(4), nn.Linear(4, 4)
-    assert_close(pre_norm(x, sublayer, norm, nn.Identity()), x + sublayer(norm(x)))
-    assert_close(post_norm(x, sublayer, norm, nn.Identity()), norm(x + sublayer(x)))
-    assert_close(pre_norm(x, sublayer, norm, nn.Dropout(1.0)), x)
+# Where norms stand, as the name of the placement and the formula of one sub-layer.
+PLACEMENTS = {
+    "pre": (NORM_PLACEMENTS["pre"], lambda x, f, norm, out: x + f(norm(x))),
+    "post": (NORM_PLACEMENTS["post"], lambda x, f, norm, out: norm(x + f(x))),
+    "inside": (NormPlacement(inside=True), lambda x, f, norm, out: x + out(f(x))),  # OLMo 2
+    "sandwich": (NormPlacement(before=True, inside=True), lambda x, f, norm, out: x + out(f(norm(x)))),  # Gemma 2
+}
+
+
+@pytest.mark.parametrize("name", PLACEMENTS)
+def test_norms_stand_where_their_placement_says(name, monkeypatch):
+    """A new placement is one row of a table."""
+    placement, formula = PLACEMENTS[name]
+    monkeypatch.setitem(NORM_PLACEMENTS, name, placement)
+    config = tiny.config("decoder", norm_position=name)
+    config._attn_implementation = "eager"
+    block = ScratchBlock(config, 0, is_causal=True).eval()
+    for parameter in block.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    x = torch.randn(2, 3, 32)
+    sublayers = {"self_attn": lambda x: block.self_attn(x)[0], "mlp": block.mlp}
+    expected = x
+    for sublayer, function in sublayers.items():
+        norms = (getattr(block, f"{sublayer}_{kind}") for kind in ("norm", "output_norm"))
+        expected = formula(expected, function, *norms)
+    assert_close(block(x), expected)
+
+
+def test_dropout_falls_on_what_a_sublayer_adds():
+    block = ScratchBlock(tiny.config("decoder"), 0, is_causal=True).train()
+    block.self_attn.config._attn_implementation = "eager"
+    block.dropout.p = 1.0
+    x = torch.randn(2, 3, 32)
+    assert_close(block(x), x)

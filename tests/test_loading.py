@@ -27,7 +27,18 @@ from hf_scratch_transformer.tokenization import config_fields, train_tokenizer
 from tests import tiny
 
 PACKAGE = Path(scratch.__file__).parent
-SHIPPED = tuple(f"{name}_scratch.py" for name in ("configuration", "heads", "kernels", "layers", "modeling"))
+COMMON = tuple(
+    f"{name}_scratch.py" for name in ("cache", "configuration", "heads", "layers", "ops", "stack", "unpadding")
+)
+FAMILY_FILES = tuple(f"modeling_scratch_{family}.py" for family in tiny.FAMILIES)
+SHIPPED = COMMON + FAMILY_FILES
+
+
+def shipped(model_class: type[PreTrainedModel]) -> set[str]:
+    """The files that a saved model of this class carries: its family's and no other's."""
+    return {*COMMON, f"modeling_scratch_{tiny.family(model_class)}.py"}
+
+
 # The article's two sentences, and what else a vocabulary needs.
 FISHING = "Write a poem about a man fishing on a river bank."
 MONEY = "Write a poem about a man withdrawing money from a bank."
@@ -320,7 +331,8 @@ def test_strangers_open_train_and_pass_on_every_checkpoint(home: Path, tmp_path:
     # A copy of each, a head from each backbone's checkpoint, and that head trained.
     assert len(folders) == len(tiny.MODELS) + 2 * len(tiny.HEADS)
     for folder in folders:
-        for name in SHIPPED:
+        original_name = json.loads((folder / "config.json").read_text())["architectures"][0]
+        for name in shipped(getattr(scratch, original_name)):
             assert (folder / name).read_bytes() == (PACKAGE / name).read_bytes()
         saved = json.loads((folder / "config.json").read_text())
         original = json.loads((tmp_path / "hidden" / saved["architectures"][0] / "config.json").read_text())
@@ -601,8 +613,8 @@ def test_a_saved_folder_is_safetensors_json_and_the_four_files(
     model.save_pretrained(tmp_path, max_shard_size=shard_size)
     files = {path.name for path in tmp_path.iterdir()}
     weights = {name for name in files if name.endswith(".safetensors")}
-    assert {name for name in files if name.endswith(".py")} == set(SHIPPED)
-    rest = files - weights - set(SHIPPED)
+    assert {name for name in files if name.endswith(".py")} == shipped(model_class)
+    rest = files - weights - shipped(model_class)
     assert rest <= {"config.json", "generation_config.json", "model.safetensors.index.json"} and "config.json" in rest
     assert ("generation_config.json" in rest) == model.can_generate()
     assert (len(weights) > 1) == ("model.safetensors.index.json" in rest) == (shard_size == "20KB")
@@ -682,5 +694,4 @@ def test_shipped_files_need_nothing_but_torch_and_transformers(name: str) -> Non
     for node in imports_from:
         if node.level:
             assert node.level == 1 and f"{node.module}.py" in SHIPPED and all(a.name != "*" for a in node.names)
-    if name == "layers_scratch.py":
-        assert {module.partition(".")[0] for module in absolute} <= {"torch", *sys.stdlib_module_names}
+    assert not FAMILY_FILES or not {f"{node.module}.py" for node in imports_from if node.level} & set(FAMILY_FILES)

@@ -1,5 +1,6 @@
 """The command line of `python -m training`."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,16 @@ def test_help_lists_every_field_and_fits_the_terminal(columns, capsys, monkeypat
     sections = {name.partition(".")[0] for name in names(Recipe) if "." in name}
     assert {f"  --{name}" for name in names(Recipe) if name not in sections} <= set(lines)
     assert columns < 80 or max(map(len, lines)) <= columns
+
+
+def test_help_ends_quietly_when_nobody_reads_on():
+    """As `--help | head` does."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer) as pipe:
+        command = [sys.executable, "-m", "training", "--help"]
+        done = subprocess.run(command, cwd=ROOT, stdout=pipe, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_bad_recipe_ends_with_code_2_before_anything_is_written(recipe, tmp_path, capsys):

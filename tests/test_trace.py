@@ -193,7 +193,7 @@ def test_shapes_are_those_of_the_real_model():
     ):
         path = f"model.{stack}.layers.0.{attention}"
         assert calls[path].scores == tuple(seen[path][1].shape) == (3, 4, *lengths)
-    assert calls["model.decoder.layers.0.cross_attn"].inputs["source"] == (3, 30, 64)
+    assert calls["model.decoder.layers.0.cross_attn"].inputs["encoder_hidden_states"] == (3, 30, 64)
     assert calls["lm_head"].weights == {"weight": (500, 64)}
 
 

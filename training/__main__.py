@@ -30,7 +30,10 @@ KEPT: list[Run] = []
 def main(arguments: list[str]) -> int:
     """Run the command line; returns the exit code."""
     if arguments[:1] in (["-h"], ["--help"]):
-        print(HELP, reference(Recipe, shutil.get_terminal_size().columns), sep="\n")
+        try:
+            print(HELP, reference(Recipe, shutil.get_terminal_size().columns), sep="\n", flush=True)
+        except BrokenPipeError:  # `| head` has read enough; what is left would be written again at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     try:
         train(parse(arguments))

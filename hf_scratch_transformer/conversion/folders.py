@@ -21,7 +21,7 @@ from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME, SAFE_WEIGHTS
 
 from ..configuration_scratch import ScratchConfig, ScratchDecoderConfig, ScratchEncoderConfig, ScratchSeq2SeqConfig
 from ..files import replacing
-from ..modeling_scratch import ScratchPreTrainedModel
+from ..stack_scratch import ScratchPreTrainedModel
 from .families import FAMILIES
 from .tables import Family
 from .weights import FolderWeights, Translation

@@ -14,10 +14,11 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from .. import heads_scratch
+import hf_scratch_transformer
+
 from ..configuration_scratch import ScratchConfig
 from ..layers_scratch import SinusoidalPositions
-from ..modeling_scratch import ScratchPreTrainedModel
+from ..stack_scratch import ScratchPreTrainedModel
 
 # Parameters
 
@@ -224,7 +225,7 @@ class Family:
 
     def our_class(self, task: str) -> type[ScratchPreTrainedModel]:
         kind = self.config.__name__.removesuffix("Config")
-        return getattr(heads_scratch, f"{kind}For{task}" if task else f"{kind}Model")
+        return getattr(hf_scratch_transformer, f"{kind}For{task}" if task else f"{kind}Model")
 
     def native_class(self, task: str) -> type[PreTrainedModel]:
         return getattr(transformers, self.heads[task].native)

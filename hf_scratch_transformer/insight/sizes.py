@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..modeling_scratch import ScratchPreTrainedModel
+from ..stack_scratch import ScratchPreTrainedModel
 from . import trace
 from .presets import read_config
 from .trace import Shape

@@ -29,7 +29,9 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import EncoderDecoderCache
 
-from .. import heads_scratch, kernels_scratch, modeling_scratch
+import hf_scratch_transformer
+
+from .. import ops_scratch
 
 Shape = tuple[int, ...]
 aten = torch.ops.aten
@@ -91,7 +93,7 @@ def build(
 
 def _model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     for name in config.architectures or ():
-        for module in (heads_scratch, modeling_scratch, transformers):
+        for module in (hf_scratch_transformer, transformers):
             found = getattr(module, name, None)
             if found is not None and getattr(found, "config_class", None) is type(config):
                 return found
@@ -144,7 +146,7 @@ def forward_backward(
     if model.get_output_embeddings() is not None:
         given["labels"] = torch.zeros_like(targets)
     if loss_only:
-        if "loss_only" not in inspect.signature(model.forward).parameters:
+        if not getattr(model, "supports_loss_only", False):
             raise ValueError(f"{type(model).__name__} has no loss_only: it always computes the logits of all tokens")
         given["loss_only"] = True
     if checkpointing:
@@ -209,7 +211,7 @@ def _tracing(model: nn.Module, target_share: float = 1.0) -> Iterator["_Tracer"]
     try:
         with (
             mock.patch.object(F, "scaled_dot_product_attention", _attend),
-            mock.patch.object(kernels_scratch, "CHUNK", kernels_scratch.CPU_CHUNK),  # memory is told as on a CPU
+            mock.patch.object(ops_scratch, "CHUNK", ops_scratch.CPU_CHUNK),  # memory is told as on a CPU
             _Tracer(model, target_share) as tracer,
         ):
             yield tracer
@@ -263,7 +265,7 @@ class _Tracer(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is HEAD_AND_LOSS:
             with self:  # it is one operation to a compiler alone
-                return kernels_scratch.cross_entropy_in_chunks(*args, **kwargs)
+                return ops_scratch.cross_entropy_in_chunks(*args, **kwargs)
         if func is aten.nonzero.default and args[0].is_meta:
             out = args[0].new_zeros((self._places(args[0]), args[0].ndim), dtype=torch.long)
             self._hold(out)

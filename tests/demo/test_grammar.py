@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from training import grammar
-from training.grammar import (
+from demo import grammar
+from demo.grammar import (
     ACCUSATIVE,
     AMBIGUOUS,
     BARE,
@@ -40,7 +40,7 @@ from training.grammar import (
     write,
 )
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 NOUNS = {noun.english: noun for noun in grammar.WORDS}
 ADJECTIVES = {quality.english: quality for quality in QUALITIES}
 MY = PRONOUNS["I"].own
@@ -341,7 +341,7 @@ def test_patterns_keep_the_german_word_order(corpus, pattern):
 
 
 def test_the_same_seed_gives_the_same_corpus_in_any_process(corpus):
-    code = "from training.grammar import generate; print([(p.english, p.german) for p in generate(50, seed=1)])"
+    code = "from demo.grammar import generate; print([(p.english, p.german) for p in generate(50, seed=1)])"
     runs = {
         subprocess.run(
             [sys.executable, "-c", code],
@@ -516,7 +516,7 @@ def test_command_line(tmp_path, capsys):
     assert "1400 train, 50 valid, 50 test" in capsys.readouterr().out
     assert grammar.main([*arguments, "--count", "0"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("training.grammar: count=0 must be from 1") and error.count("\n") == 1
+    assert error.startswith("demo.grammar: count=0 must be from 1") and error.count("\n") == 1
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """Translate with a trained model folder as a stranger would: transformers only, the model's code from the folder.
 
-    python -I training/show.py MODEL_FOLDER < sentences.txt
+    python -I demo/show.py MODEL_FOLDER < sentences.txt
 
 `-I` keeps this checkout off the import path, and the program refuses to run where the package can be imported: what it
 prints proves that the folder is complete by itself.

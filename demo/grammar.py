@@ -8,7 +8,7 @@ sentence decides: an adjective, a verb, a place, or another clause altogether.
 One English sentence has one German sentence. So *you* is always *du*; the past is always the perfect (but *war*); the
 plain present is used only of habits, of states, and after *if* and *before*: *they read* alone is the past.
 
-    python -m training.grammar FOLDER [--count N] [--held-out N] [--seed N]
+    python -m demo.grammar FOLDER [--count N] [--held-out N] [--seed N]
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import os
 import random
 import re
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -27,6 +26,8 @@ from enum import IntEnum
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
+
+from hf_scratch_transformer.files import replacing
 
 from .lexicon import (
     ADJECTIVES,
@@ -921,16 +922,12 @@ def write(folder: str | os.PathLike[str], count: int = 40_000, held_out: int = 1
         raise ValueError(f"folder={str(folder)!r} holds something other than a corpus; name a new folder")
     parts = split(generate(count, seed), held_out, seed)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
-        fresh = Path(temporary, "fresh")
+    with replacing(folder) as fresh:
         fresh.mkdir()
         for part, pairs in parts._asdict().items():
             _write_lines(fresh / f"{part}.en", (pair.english for pair in pairs))
             _write_lines(fresh / f"{part}.de", (pair.german for pair in pairs))
         _write_lines(fresh / "test.jsonl", (json.dumps(asdict(pair), ensure_ascii=False) for pair in parts.test))
-        if folder.exists():
-            folder.rename(Path(temporary, "old"))
-        fresh.rename(folder)
     return parts
 
 
@@ -939,7 +936,7 @@ def _write_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m training.grammar", description="Write the demonstration corpus.")
+    parser = argparse.ArgumentParser(prog="python -m demo.grammar", description="Write the demonstration corpus.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--count", type=int, default=40_000, help="sentence pairs (%(default)s)")
     parser.add_argument(
@@ -950,7 +947,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         parts = write(options.folder, options.count, options.held_out, options.seed)
     except (ValueError, OSError) as error:
-        print(f"training.grammar: {error}", file=sys.stderr)
+        print(f"demo.grammar: {error}", file=sys.stderr)
         return 2
     print(f"{options.folder}:", ", ".join(f"{len(pairs)} {part}" for part, pairs in parts._asdict().items()))
     return 0

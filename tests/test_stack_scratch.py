@@ -16,11 +16,9 @@ from hf_scratch_transformer import (
     ScratchSeq2SeqConfig,
     ScratchSeq2SeqForConditionalGeneration,
     ScratchSeq2SeqModel,
-    kernels_scratch,
-    modeling_scratch,
+    unpadding_scratch,
 )
-from hf_scratch_transformer.kernels_scratch import Packing
-from hf_scratch_transformer.modeling_scratch import ScratchBlock
+from hf_scratch_transformer.layers_scratch import ScratchBlock
 
 from . import tiny
 from .test_layers_scratch import attention_with_loops
@@ -117,7 +115,7 @@ def copy_torch_attention(theirs: nn.MultiheadAttention, ours: nn.Module) -> None
 def test_a_block_is_torchs_own_layer(norm_position, has_source):
     config = tiny.config("decoder", **ARTICLE | {"norm_position": norm_position})
     config._attn_implementation = "sdpa"
-    block = ScratchBlock(config, 0, is_causal=has_source, has_source=has_source).eval()
+    block = ScratchBlock(config, 0, is_causal=has_source, has_encoder=has_source).eval()
     layer_type = nn.TransformerDecoderLayer if has_source else nn.TransformerEncoderLayer
     theirs = layer_type(32, 4, 48, batch_first=True, norm_first=norm_position == "pre").eval()
     for parameter in theirs.parameters():
@@ -440,7 +438,7 @@ def test_positional_arguments_and_tuples():
     assert torch.equal(embedded.last_hidden_state, by_name)
 
 
-# Texts end to end
+# Without padding
 
 MASKS = {
     "right": tiny.padding_mask(4, 9),
@@ -451,7 +449,7 @@ MASKS = {
 }
 
 
-def real_states_and_gradients(model, mask, skip_padding):
+def real_states_and_gradients(model, mask, unpad_inputs):
     """States at real tokens (N, D), all states, gradients of a loss of the former, and how many tokens layers saw."""
     inputs = {"input_ids": tiny.tokens(40, *mask.shape), "attention_mask": mask}
     if model.config.is_encoder_decoder:
@@ -460,7 +458,7 @@ def real_states_and_gradients(model, mask, skip_padding):
     seen = []
     block = next(module for module in reversed(list(model.modules())) if isinstance(module, ScratchBlock))
     handle = block.register_forward_hook(lambda module, args, output: seen.append(output.shape[:-1].numel()))
-    states = model(**inputs, skip_padding=skip_padding, use_cache=False).last_hidden_state
+    states = model(**inputs, unpad_inputs=unpad_inputs, use_cache=False).last_hidden_state
     handle.remove()
     real = inputs.get("decoder_attention_mask", mask) == 1
     model.zero_grad()
@@ -474,8 +472,8 @@ def real_states_and_gradients(model, mask, skip_padding):
 @pytest.mark.parametrize("model_class", tiny.BACKBONES, ids=tiny.family)
 def test_without_padding_real_tokens_are_the_same(model_class, variant, side, backend):
     model = tiny.model(model_class, attn_implementation=backend, **VARIANTS[variant])
-    expected, _, _, gradients, all_tokens = real_states_and_gradients(model, MASKS[side], skip_padding=False)
-    states, everywhere, real, ours, seen = real_states_and_gradients(model, MASKS[side], skip_padding=True)
+    expected, _, _, gradients, all_tokens = real_states_and_gradients(model, MASKS[side], unpad_inputs=False)
+    states, everywhere, real, ours, seen = real_states_and_gradients(model, MASKS[side], unpad_inputs=True)
     assert seen == real.sum() < all_tokens == real.numel()
     assert not everywhere[~real].any()
     assert_close(states, expected, atol=1e-5, rtol=1e-5)
@@ -487,7 +485,7 @@ def test_a_text_without_tokens_among_others_is_no_obstacle(backend):
     model = tiny.model(ScratchSeq2SeqModel, attn_implementation=backend)
     mask = MASKS["right"].clone()
     mask[2] = 0
-    states, _, _, gradients, _ = real_states_and_gradients(model, mask, skip_padding=True)
+    states, _, _, gradients, _ = real_states_and_gradients(model, mask, unpad_inputs=True)
     assert states.isfinite().all()
     assert all(gradient.isfinite().all() for gradient in gradients.values())
 
@@ -512,7 +510,7 @@ def test_padding_is_skipped_while_layers_are_checkpointed(model_class, checkpoin
 def test_states_and_weights_are_shown_with_their_padding():
     model = tiny.model(ScratchEncoderModel)
     inputs = tiny.inputs(model, batch=4, length=9)
-    shown = model(**inputs, skip_padding=True, output_hidden_states=True, output_attentions=True)
+    shown = model(**inputs, unpad_inputs=True, output_hidden_states=True, output_attentions=True)
     assert {states.shape for states in shown.hidden_states} == {(4, 9, 32)}
     assert {weights.shape for weights in shown.attentions} == {(4, 4, 9, 9)}
 
@@ -520,7 +518,7 @@ def test_states_and_weights_are_shown_with_their_padding():
 def test_a_cache_holds_padding_too():
     model = tiny.model(ScratchDecoderModel)
     inputs = tiny.inputs(model, batch=4, length=9)
-    cache = model(**inputs, skip_padding=True, use_cache=True).past_key_values
+    cache = model(**inputs, unpad_inputs=True, use_cache=True).past_key_values
     assert cache.layers[0].keys.shape == (4, 2, 9, 8)
 
 
@@ -541,22 +539,22 @@ def varlen_by_loops(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scal
 
 
 @pytest.mark.parametrize("model_class", tiny.BACKBONES, ids=tiny.family)
-def test_a_kernel_for_texts_end_to_end_is_asked_for_the_same(model_class, monkeypatch):
+def test_the_varlen_kernel_is_asked_for_the_same(model_class, monkeypatch):
     model = tiny.model(model_class)
-    expected, _, _, gradients, _ = real_states_and_gradients(model, MASKS["right"], skip_padding=True)
-    monkeypatch.setattr(modeling_scratch, "has_varlen_kernel", lambda *_: True)
-    monkeypatch.setattr(kernels_scratch, "varlen_attn", varlen_by_loops)
-    states, _, _, ours, _ = real_states_and_gradients(model, MASKS["right"], skip_padding=True)
+    expected, _, _, gradients, _ = real_states_and_gradients(model, MASKS["right"], unpad_inputs=True)
+    monkeypatch.setattr(unpadding_scratch, "has_varlen_kernel", lambda *_: True)
+    monkeypatch.setattr(unpadding_scratch, "varlen_attn", varlen_by_loops)
+    states, _, _, ours, _ = real_states_and_gradients(model, MASKS["right"], unpad_inputs=True)
     assert_close(states, expected, atol=1e-5, rtol=1e-5)
     assert_close(ours, gradients, atol=5e-5, rtol=1e-4)
 
 
 def test_documents_of_very_unequal_lengths_stay_in_their_row(monkeypatch):
-    """Side by side they would take more room than the matrix of all tokens by all tokens."""
+    """Padded they would take more room than the matrix of all tokens by all tokens."""
     model = tiny.model(ScratchEncoderModel)
     lengths = (12, 1, 1, 1, 1, 1)
     positions = torch.cat([torch.arange(length) for length in lengths])[None]
     ids = tiny.tokens(40, 1, sum(lengths))
-    monkeypatch.setattr(Packing, "side_by_side", None)
+    monkeypatch.setattr(unpadding_scratch, "_pad_heads", None)
     alone = torch.cat([model(document).last_hidden_state for document in ids.split(lengths, dim=1)], dim=1)
     assert_close(model(ids, position_ids=positions).last_hidden_state, alone, atol=1e-5, rtol=1e-5)

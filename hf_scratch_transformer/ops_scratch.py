@@ -1,0 +1,203 @@
+"""The same numbers with less work: a norm whose backward pass is one kernel, a loss without all logits. With `nn.RMSNorm`
+and `F.cross_entropy` in their place the models are slower and otherwise the same.
+
+Shapes: N rows, D width, V vocabulary.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.flop_counter import flop_registry, register_flop_formula
+
+
+def is_compiling_or_tracing() -> bool:
+    """Whether somebody other than autograd follows the operations: a compiler, a tracer, a transformation of
+    functions. What is done for speed alone is then left to them."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
+
+
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """The type in which matrices are multiplied here."""
+    device = x.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return x.dtype
+
+
+def is_unmodified(linear: nn.Module) -> bool:
+    """Whether calling it is to multiply by its weight and no more: nobody has adapted it, quantised it, spread it over
+    devices or is listening to it."""
+    return (
+        type(linear) is nn.Linear
+        and type(linear.weight) is nn.Parameter
+        and not (linear._forward_pre_hooks or linear._forward_hooks)
+        and "forward" not in vars(linear)  # where accelerate puts its hooks
+    )
+
+
+# --- Norm -------------------------------------------------------------------------------------------------------------
+
+
+class RMSNorm(nn.RMSNorm):
+    """Root mean square norm (Zhang & Sennrich, 2019), in the type of its weight, also under autocast: torch has no
+    kernels for two types. Nor has it a backward pass for a CPU in one piece; that of a layer norm around 0 is all but
+    one term of it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight
+        if x.dtype != weight.dtype and torch.promote_types(x.dtype, weight.dtype) != weight.dtype:
+            return super().forward(x)
+        if not weight.is_cpu and not weight.is_meta or weight.dtype not in FUSED_DTYPES or is_compiling_or_tracing():
+            return torch.rms_norm(x.to(weight.dtype), self.normalized_shape, weight, self.eps)
+        return FusedRMSNorm.apply(x, weight, self.eps) if torch.is_grad_enabled() else rms_norm(x, weight, self.eps)[0]
+
+
+FUSED_DTYPES = (torch.float32, torch.float64)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:  # (..., D), (D,) -> (..., D), (..., 1)
+    """`x / sqrt(mean(x²) + eps) * weight`, and the first factor of it."""
+    x = x.to(weight.dtype)
+    scale = torch.linalg.vector_norm(x, 2, -1, True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+    return (x * scale).mul_(weight), scale
+
+
+class FusedRMSNorm(torch.autograd.Function):
+    """`rms_norm` and its gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        output, scale = rms_norm(x, weight, eps)
+        ctx.save_for_backward(x, weight, scale)
+        ctx.eps = eps
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,), (x, weight, scale) = grads, ctx.saved_tensors
+        accumulated = x.to(weight.dtype)
+        if torch.is_grad_enabled():  # second derivatives are wanted
+            output = F.rms_norm(accumulated, weight.shape, weight, ctx.eps)
+            inputs = [each for each in (x, weight) if each.requires_grad]
+            found = iter(torch.autograd.grad(output, inputs, grad, create_graph=True))
+            return *(next(found) if each.requires_grad else None for each in (x, weight)), None
+        mask = [True, ctx.needs_input_grad[1], False]
+        grad_x, grad_weight, _ = torch.ops.aten.native_layer_norm_backward(
+            grad.contiguous(), accumulated, [x.shape[-1]], torch.zeros_like(scale), scale, weight, None, mask
+        )
+        # A layer norm takes the mean of the gradient away.
+        grad_x += (grad @ weight)[..., None] * (scale / x.shape[-1])
+        return grad_x.to(x.dtype), grad_weight, None
+
+
+# --- Head and loss ----------------------------------------------------------------------------------------------------
+
+# Logits at a time: on a CPU about what its caches hold, elsewhere enough rows to keep the hardware busy.
+CHUNK, CPU_CHUNK = 2**25, 2**23
+
+
+def linear_cross_entropy(
+    hidden_states: Tensor,  # (N, D)
+    weight: Tensor,  # (V, D)
+    bias: Tensor | None,  # (V,)
+    target_ids: Tensor,  # (N,), -100 where there is nothing to predict
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """`cross_entropy(linear(hidden_states, weight, bias), target_ids, reduction="sum")`, in nats and at least single
+    precision, without logits of rows that have no target, and without the N × V logits ever being there at once.
+
+    As in Cut Cross-Entropy (Wijmans et al., 2025), the logits of some rows are made and used up before the next ones;
+    with them at hand, their gradients are computed too, so that the widest product of a model is not done again.
+    """
+    dtype = compute_dtype(hidden_states)
+    hidden_states, weight, bias = hidden_states.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    return _operation(hidden_states, weight, bias, target_ids, label_smoothing, torch.is_grad_enabled())[0]
+
+
+def cross_entropy_in_chunks(
+    hidden_states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target_ids: Tensor,
+    label_smoothing: float,
+    with_gradients: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The loss, and its gradients by hidden states, weight and bias."""
+    vocab_size, accumulation_dtype = len(weight), torch.promote_types(weight.dtype, torch.float32)
+    zeros = partial(torch.zeros, dtype=accumulation_dtype, device=weight.device)
+    loss = zeros(())
+    grad_states = torch.zeros_like(hidden_states)
+    grad_weight = zeros(weight.shape if with_gradients else 0)
+    grad_bias = zeros(vocab_size if with_gradients and bias is not None else 0)
+    for rows in (target_ids != -100).nonzero()[:, 0].split(chunk_rows(weight)):
+        states, targets = hidden_states[rows], target_ids[rows, None]
+        log_probabilities = F.log_softmax(F.linear(states, weight, bias), dim=-1, dtype=accumulation_dtype)
+        loss -= (1 - label_smoothing) * log_probabilities.gather(1, targets).sum()
+        if label_smoothing:
+            loss -= label_smoothing / vocab_size * log_probabilities.sum()
+        if not with_gradients:
+            continue
+        grad_logits = log_probabilities.exp_()  # less the distribution of the target
+        if label_smoothing:
+            grad_logits -= label_smoothing / vocab_size
+        grad_logits.scatter_add_(1, targets, grad_logits.new_full(targets.shape, label_smoothing - 1))
+        if bias is not None:
+            grad_bias += grad_logits.sum(0)
+        grad_logits = grad_logits.to(weight.dtype)
+        grad_states[rows] = F.linear(grad_logits, weight.T)
+        if weight.dtype == accumulation_dtype:
+            grad_weight.addmm_(grad_logits.T, states)
+        else:
+            grad_weight += grad_logits.T @ states
+    return loss, grad_states, grad_weight.to(weight.dtype), grad_bias.to(weight.dtype)
+
+
+def chunk_rows(weight: Tensor) -> int:
+    """How many rows of logits are made at a time: a power of two, which hardware multiplies fastest."""
+    rows = (CPU_CHUNK if weight.device.type == "cpu" else CHUNK) // len(weight)
+    return 1 << max(0, rows.bit_length() - 1)
+
+
+def _shapes(hidden_states: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
+    """Results of the right shapes without data, for compilers."""
+    with_gradients = rest[-1]
+    loss = weight.new_empty((), dtype=torch.promote_types(weight.dtype, torch.float32))
+    bias_size = len(weight) if with_gradients and bias is not None else 0
+    grad_weight = weight.new_empty(weight.shape if with_gradients else (0,))
+    return loss, torch.empty_like(hidden_states), grad_weight, weight.new_empty(bias_size)
+
+
+def _save_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.has_bias = inputs[2] is not None
+    ctx.save_for_backward(*output[1:])
+
+
+def _backward(ctx: Any, grad: Tensor, *unused: Any) -> tuple[Tensor | None, ...]:
+    # In place, since they are as large as the table; torch refuses a second backward pass through them. A compiler
+    # plans its memory itself.
+    scale = torch.mul if torch.compiler.is_compiling() else Tensor.mul_
+    grad_states, grad_weight, grad_bias = (scale(saved, grad.to(saved.dtype)) for saved in ctx.saved_tensors)
+    return grad_states, grad_weight, grad_bias if ctx.has_bias else None, None, None, None
+
+
+# To torch.compile one operation, since how often its loop runs depends on how many targets a batch has. This file may
+# be loaded several times, as the package's and as that of models from the Hub: the first to come registers it for all.
+if not hasattr(torch.ops.scratch_transformer, "cross_entropy_in_chunks"):
+    _registered = torch.library.custom_op(
+        "scratch_transformer::cross_entropy_in_chunks", cross_entropy_in_chunks, mutates_args=()
+    )
+    _registered.register_fake(_shapes)
+    _registered.register_autograd(_backward, setup_context=_save_gradients)
+_operation = torch.ops.scratch_transformer.cross_entropy_in_chunks
+
+
+def _flops(states: Tensor, weight: Tensor, bias: Any, target_ids: Tensor, *rest: Any, **_: Any) -> int:
+    with_gradients = rest[1]  # after the label smoothing
+    return (6 if with_gradients else 2) * int((target_ids != -100).sum()) * weight.numel()
+
+
+if _operation not in flop_registry:  # for `FlopCounterMode`, which cannot look inside
+    register_flop_formula(_operation, get_raw=True)(_flops)

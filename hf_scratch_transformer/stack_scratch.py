@@ -1,0 +1,373 @@
+"""What the three families share as PreTrainedModels: initialisation, checks of the input, and `encode`, the one way from
+tokens to hidden states. Heads are in `heads_scratch`.
+
+Shapes: B batch, T length, S length of an encoder's output, N tokens that are not padding, D width.
+"""
+
+import copy
+import difflib
+import inspect
+import itertools
+import re
+from collections.abc import Iterable
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.masking_utils import (
+    create_bidirectional_mask,
+    create_bidirectional_sliding_window_mask,
+    create_causal_mask,
+    create_sliding_window_causal_mask,
+    find_packed_sequence_indices,
+    packed_sequence_mask_function,
+)
+from transformers.modeling_utils import PreTrainedModel
+from transformers.utils.generic import TransformersKwargs
+from transformers.utils.output_capturing import OutputRecorder
+
+from .cache_scratch import preallocate
+from .configuration_scratch import NORM_PLACEMENTS, POSITIONS, ScratchConfig
+from .layers_scratch import RotaryPositions, ScratchAttention, ScratchBlock, ScratchEmbeddings, make_norm
+from .ops_scratch import is_compiling_or_tracing
+from .unpadding_scratch import Unpadded, is_sparse, separate_documents, unpadded
+
+
+class ScratchKwargs(TransformersKwargs, total=False):
+    """Arguments that every backbone takes beside those in its signature."""
+
+    token_type_ids: Tensor | None  # (B, T), looked up where `type_vocab_size` says that there are types
+    unpad_inputs: bool  # compute nothing for padding, whose states come back as zeros, where there is much of it
+
+
+class ScratchPreTrainedModel(PreTrainedModel):
+    """What transformers asks of every model: capabilities, initialisation, positions that can be resized."""
+
+    config: ScratchConfig
+    base_model_prefix = "model"
+    # Marks the class as custom code, for which `save_pretrained` copies the source files beside the weights.
+    _auto_class = "AutoModel"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["ScratchBlock"]
+    _skip_keys_device_placement = ["past_key_values"]
+    _supports_flash_attn = True
+    _supports_sdpa = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = True
+    # Every argument that some model of ours takes; see `check_kwargs`.
+    known_arguments = {*ScratchKwargs.__annotations__, *TransformersKwargs.__annotations__, "return_dict"}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        signature = inspect.signature(cls.forward)
+        cls.known_arguments.update(signature.parameters)
+        cls.forward.__signature__ = signature  # `generate` asks for it at every token
+
+    def __init__(self, config: ScratchConfig):
+        config.validate_architecture()  # again: fields may have been set since it was made
+        super().__init__(config)
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """
+        | parameter              | normal       | normal_zero_output | xavier_uniform |
+        | token, position tables | N(0, range)  | N(0, range)        | Xavier         |
+        | o_proj, down_proj      | N(0, range)  | 0                  | Xavier         |
+        | every other matrix     | N(0, range)  | N(0, range)        | Xavier         |
+
+        Norm scales are 1; biases, norm shifts and the padding row are 0. What writes are the helpers of
+        `transformers.initialization`, which leave alone what a checkpoint has filled.
+        """
+        super()._init_weights(module)
+        if self.config.initialization == "xavier_uniform" and isinstance(module, nn.Linear | nn.Embedding):
+            init.xavier_uniform_(module.weight)
+            padding_idx = getattr(module, "padding_idx", None)
+            if padding_idx is not None and not getattr(module.weight, "_is_hf_initialized", False):
+                init.zeros_(module.weight[padding_idx])
+        elif self.config.initialization == "normal_zero_output" and getattr(module, "ends_sublayer", False):
+            init.zeros_(module.weight)
+
+    def init_parallel_plans(self) -> None:
+        # The plans of a configuration name every part that some configuration has: keep what this model has.
+        super().init_parallel_plans()
+        parts = {re.sub(r"\d+", "*", name) for name, _ in self.named_modules()}
+        for plan in (self._tp_plan, self._pp_plan, self._fsdp_plan):
+            for absent in plan.keys() - parts:
+                del plan[absent]
+
+    def get_position_embeddings(self) -> nn.Module:
+        """The learned table of positions.
+
+        Raises:
+            ValueError: if positions are not learned.
+        """
+        kind = self.config.position_embedding_type
+        if not POSITIONS[kind].has_table:
+            raise ValueError(f"position_embedding_type={kind!r} has no table; only 'learned' has one")
+        return self.get_encoder().base_model.embeddings.position_embeddings
+
+    def resize_position_embeddings(self, new_num_position_embeddings: int) -> None:
+        """Change the longest sequence to `new_num_position_embeddings` tokens: learned tables are cut or grown at the
+        end (new rows drawn as at the start), other kinds of positions need no table."""
+        if new_num_position_embeddings < 1:
+            raise ValueError(f"new_num_position_embeddings={new_num_position_embeddings} must be at least 1")
+        self.config.max_position_embeddings = new_num_position_embeddings
+        for module in self.modules():
+            if isinstance(module, ScratchEmbeddings) and isinstance(module.position_embeddings, nn.Embedding):
+                old = module.position_embeddings
+                rows = new_num_position_embeddings + self.config.position_offset
+                new = nn.Embedding(rows, self.config.hidden_size).to(old.weight.device, old.weight.dtype)
+                self._init_weights(new)
+                kept = min(len(old.weight), len(new.weight))
+                new.weight.data[:kept] = old.weight.data[:kept]
+                module.position_embeddings = new.requires_grad_(old.weight.requires_grad)
+
+
+class ScratchStack(ScratchPreTrainedModel):
+    """Embeddings, N blocks and, for pre-norm blocks, one more norm: what an encoder and a decoder share."""
+
+    _input_embed_layer = "word_embeddings"
+    _can_record_outputs = {
+        "hidden_states": ScratchBlock,
+        "attentions": OutputRecorder(ScratchAttention, index=1, layer_name="self_attn"),
+    }
+    depth = "num_hidden_layers"  # the field of the configuration that says how many blocks are run
+
+    def __init__(self, config: ScratchConfig, vocab_size: int, is_causal: bool, has_encoder: bool = False):
+        super().__init__(config)
+        self.is_causal, self.has_encoder = is_causal, has_encoder
+        self.positions = POSITIONS[config.position_embedding_type]
+        self.embeddings = ScratchEmbeddings(config, vocab_size)
+        depth = getattr(config, self.depth)
+        self.layers = nn.ModuleList(ScratchBlock(config, index, is_causal, has_encoder) for index in range(depth))
+        self.norm = make_norm(config) if NORM_PLACEMENTS[config.norm_position].final else None
+        self.rotary = RotaryPositions(config) if self.positions.is_rotary else None
+        self.layer_types = ["full_attention"] * depth  # which of the masks each block is given
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def encode(
+        self,
+        input_ids: Tensor | None,  # (B, T)
+        inputs_embeds: Tensor | None,  # (B, T, D), or these
+        attention_mask: Any = None,  # (B, past + T), or prepared in full
+        position_ids: Tensor | None = None,  # (B or 1, T)
+        past_key_values: Cache | None = None,  # to be read and filled
+        encoder_hidden_states: Tensor | None = None,  # (B, S, D)
+        encoder_attention_mask: Any = None,  # (B, S)
+        token_type_ids: Tensor | None = None,
+        unpad_inputs: bool = False,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> Tensor:  # -> (B, T, D)
+        """Checked, embedded, laid out with or without padding, run through the blocks, normalised, and laid out again
+        as it came.
+
+        Raises:
+            ValueError, TypeError: on what does not fit, with its name and shape.
+        """
+        cache = past_key_values
+        if isinstance(past_key_values, EncoderDecoderCache):
+            cache = past_key_values.self_attention_cache
+        past_length = 0 if cache is None else cache.get_seq_length()
+        self.check_inputs(input_ids, inputs_embeds, attention_mask, position_ids, cache, past_length, kwargs)
+        if inputs_embeds is None:
+            inputs_embeds = self.embeddings.word_embeddings(input_ids)
+        batch, length, _ = inputs_embeds.shape
+
+        layout = None
+        if cache is None and (encoder_attention_mask is None or is_padding_mask(encoder_attention_mask)):
+            layout = self.choose_layout(batch, attention_mask, position_ids, unpad_inputs, kwargs)
+        elif cache is not None and isinstance(past_length, int) and past_length == 0:
+            preallocate(cache)
+        if layout is None:
+            masks = self.make_masks(inputs_embeds, attention_mask, position_ids, cache, past_length, kwargs)
+        if position_ids is None:
+            position_ids = self.default_positions(inputs_embeds, attention_mask, past_length)
+        hidden_states = self.embeddings(inputs_embeds, position_ids, token_type_ids)
+        if layout is not None:
+            masks = dict.fromkeys(self.layer_types, layout.mask(self.is_causal))
+            hidden_states = layout.unpad(hidden_states)
+            position_ids = layout.unpad(position_ids.expand(batch, -1))
+        if encoder_hidden_states is not None and layout is not None:
+            if encoder_attention_mask is None:
+                encoder_attention_mask = encoder_hidden_states.new_ones(encoder_hidden_states.shape[:2])
+            encoder_layout = unpadded(encoder_attention_mask)
+            encoder_hidden_states = encoder_layout.unpad(encoder_hidden_states)
+            encoder_attention_mask = layout.mask(is_causal=False, keys=encoder_layout)
+        elif encoder_attention_mask is not None:
+            encoder_attention_mask = create_bidirectional_mask(
+                config=self.masking_config(kwargs),
+                inputs_embeds=inputs_embeds,
+                attention_mask=encoder_attention_mask,
+                encoder_hidden_states=encoder_hidden_states,
+            )
+        position_embeddings = None if self.rotary is None else self.rotary(position_ids, hidden_states.dtype)
+
+        # As many as the configuration says, which self-speculative decoding lowers for a while.
+        layers = itertools.islice(self.layers, getattr(self.config, self.depth))
+        for layer, layer_type in zip(layers, self.layer_types, strict=False):
+            # What gradients flow into is passed by position, where reentrant checkpointing looks for it.
+            hidden_states = layer(
+                hidden_states,
+                masks[layer_type],
+                encoder_hidden_states,
+                encoder_attention_mask=encoder_attention_mask,
+                position_embeddings=position_embeddings,
+                position_ids=position_ids,
+                past_key_values=past_key_values,
+                **kwargs,
+            )
+        if self.norm is not None:
+            hidden_states = self.norm(hidden_states)
+        return hidden_states if layout is None else layout.pad(hidden_states, batch, length)
+
+    def choose_layout(
+        self, batch: int, attention_mask: Any, position_ids: Tensor | None, unpad: bool, kwargs: dict[str, Any]
+    ) -> Unpadded | None:
+        """How to lay the texts of a batch one after the other, without their padding, or where the documents are that a
+        caller has packed. `None` where that is not less work, or cannot be seen ahead: a graph has no room for as many
+        tokens as there happen to be."""
+        shows = ("output_attentions", "output_hidden_states")
+        if (
+            not (unpad and is_padding_mask(attention_mask))
+            and (attention_mask is not None or position_ids is None or self.has_encoder)
+            or self.config._attn_implementation not in ("eager", "sdpa")
+            or "sliding_attention" in self.layer_types
+            or any(kwargs.get(name, getattr(self.config, name, False)) for name in shows)
+            or is_compiling_or_tracing()
+        ):
+            return None
+        if attention_mask is None:
+            return separate_documents(position_ids, batch)
+        return unpadded(attention_mask) if is_sparse(attention_mask != 0) else None
+
+    def make_masks(
+        self,
+        inputs_embeds: Tensor,
+        attention_mask: Any,
+        position_ids: Tensor | None,
+        cache: Cache | None,
+        past_length: int | Tensor,
+        kwargs: dict[str, Any],
+    ) -> dict[str, Any]:
+        """The mask of each kind of layer."""
+        kinds, is_dynamic = set(self.layer_types), type(cache) is DynamicCache
+        if is_dynamic and past_length and inputs_embeds.shape[1] == 1 and attention_mask is None:
+            if kinds == {"full_attention"}:
+                return {"full_attention": None}  # one more token sees all before it
+        arguments: dict[str, Any] = {
+            "config": self.masking_config(kwargs),
+            "inputs_embeds": inputs_embeds,
+            "attention_mask": attention_mask,
+            # An empty cache would hide that documents are packed.
+            "past_key_values": None if is_dynamic and not past_length else cache,
+        }
+        if self.is_causal:
+            # The mask is told of positions only if the caller chose them, since under a compiler their mere presence
+            # costs the mask-free kernels.
+            arguments["position_ids"] = position_ids
+        elif position_ids is not None and attention_mask is None:
+            documents = find_packed_sequence_indices(position_ids.expand(len(inputs_embeds), -1))
+            if documents is not None:
+                arguments["and_mask_function"] = packed_sequence_mask_function(documents)
+        return {kind: MASKS[self.is_causal, kind](**arguments) for kind in kinds}
+
+    def default_positions(self, inputs_embeds: Tensor, attention_mask: Any, past_length: int | Tensor) -> Tensor:
+        """0, 1, 2, ... along each row (B or 1, T). Absolute positions count from the first real token, so that padding
+        on the left changes nothing; rotary ones need not, since only differences of positions enter attention."""
+        length = inputs_embeds.shape[1]
+        if self.positions.is_added and is_padding_mask(attention_mask):
+            return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -length:]
+        return (torch.arange(length, device=inputs_embeds.device) + past_length)[None]
+
+    def masking_config(self, kwargs: dict[str, Any]) -> ScratchConfig:
+        """The configuration to build masks with: that of the formula written out when its weights are asked for."""
+        if not kwargs.get("output_attentions") or self.config._attn_implementation == "eager":
+            return self.config
+        config = copy.copy(self.config)
+        config._attn_implementation = "eager"
+        return config
+
+    def check_inputs(
+        self,
+        input_ids: Tensor | None,
+        inputs_embeds: Tensor | None,
+        attention_mask: Any,
+        position_ids: Tensor | None,
+        cache: Cache | None,
+        past_length: int | Tensor,
+        kwargs: dict[str, Any],
+    ) -> None:
+        """Raise a `ValueError` or `TypeError` that names what is wrong, before any matrix is multiplied. Looks at
+        names and shapes only, which a compiler evaluates once."""
+        check_kwargs(type(self).__name__, kwargs, self.known_arguments)
+        has_padding_mask = is_padding_mask(attention_mask)
+        # Dropped here, since the attention backends would follow it in every attention, also of a decoder to a source.
+        # Beside a mask prepared in full it says nothing: continuous batching says False to decoders then.
+        is_causal = kwargs.pop("is_causal", None)
+        if is_causal not in (None, self.is_causal) and (attention_mask is None or has_padding_mask):
+            raise ValueError(
+                f"is_causal={is_causal}: an encoder sees both sides, a decoder one; {type(self).__name__} has "
+                f"is_causal={self.is_causal}"
+            )
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError(
+                "give exactly one of input_ids and inputs_embeds (decoder_input_ids, decoder_inputs_embeds)"
+            )
+        if input_ids is not None and (input_ids.ndim != 2 or input_ids.is_floating_point()):
+            raise ValueError(
+                f"input_ids must be integers of shape (batch, length), got {input_ids.dtype} {tuple(input_ids.shape)}"
+            )
+        width = self.config.hidden_size
+        if inputs_embeds is not None and (inputs_embeds.ndim != 3 or inputs_embeds.shape[-1] != width):
+            raise ValueError(
+                f"inputs_embeds must have shape (batch, length, hidden_size={width}), got {tuple(inputs_embeds.shape)}"
+            )
+        batch, length = (input_ids if inputs_embeds is None else inputs_embeds).shape[:2]
+        if has_padding_mask:
+            rows, columns = attention_mask.shape
+            # A cache may hold more than the tokens given so far: prefixes learned by PEFT, slots not filled yet.
+            if rows != batch or columns < length or (cache is None and columns != length):
+                raise ValueError(f"attention_mask of shape {(rows, columns)} does not fit input of {(batch, length)}")
+        if position_ids is not None and position_ids.shape[-1] != length:
+            raise ValueError(f"position_ids of shape {tuple(position_ids.shape)} do not fit input of length {length}")
+        # The length held by a static cache is a tensor; reading it would stall a GPU.
+        if self.positions.has_table and isinstance(past_length, int):
+            limit = self.config.max_position_embeddings
+            # Packed documents may be longer together than each may be; positions are read only where that matters.
+            if past_length + length > limit and (
+                position_ids is None or (not torch.compiler.is_compiling() and position_ids.max() >= limit)
+            ):
+                raise ValueError(
+                    f"input of {past_length + length} tokens is longer than max_position_embeddings={limit}, the size "
+                    "of the learned table of positions: truncate, or call resize_position_embeddings"
+                )
+
+
+MASKS = {  # by whether attention is causal, and the kind of layer
+    (True, "full_attention"): create_causal_mask,
+    (True, "sliding_attention"): create_sliding_window_causal_mask,
+    (False, "full_attention"): create_bidirectional_mask,
+    (False, "sliding_attention"): create_bidirectional_sliding_window_mask,
+}
+
+
+def check_kwargs(model: str, kwargs: Iterable[str], known: set[str]) -> None:
+    """`TypeError` for a near-miss of a known argument. Other unknown names pass through, as serving engines and
+    attention backends have their own."""
+    for name in kwargs:
+        if name not in known and (nearest := nearest_argument(name, known)):
+            raise TypeError(f"{model} got an unexpected argument {name!r}: did you mean {nearest!r}?")
+
+
+@torch.compiler.assume_constant_result  # a compiler calls it once and does not look inside
+def nearest_argument(name: str, known: set[str]) -> str | None:
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.85)), None)
+
+
+def is_padding_mask(attention_mask: Any) -> bool:
+    """Whether it is a mask (B, T) of real tokens, rather than nothing or a mask that a caller has prepared in full."""
+    return isinstance(attention_mask, Tensor) and attention_mask.ndim == 2

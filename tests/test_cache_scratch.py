@@ -1,0 +1,105 @@
+"""A cache with capacity ahead holds what a dynamic one holds."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicCache, DynamicLayer
+
+from hf_scratch_transformer.cache_scratch import PreallocatedLayer, preallocate
+
+
+@pytest.fixture(autouse=True)
+def no_gradients():
+    """Only then is anything written in place."""
+    with torch.no_grad():
+        yield
+
+
+def new_states(length: int, seed: int, batch: int = 2) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(batch, 3, length, 4, generator=generator), torch.randn(batch, 3, length, 5, generator=generator)
+
+
+def both_layers() -> tuple[PreallocatedLayer, DynamicLayer]:
+    """Ours and transformers' after a prompt and a token."""
+    layers = PreallocatedLayer(), DynamicLayer()
+    for layer in layers:
+        layer.update(*new_states(6, 0))
+        layer.update(*new_states(1, 1))
+    return layers
+
+
+def assert_same(layers: tuple[DynamicLayer, DynamicLayer], rows: int = 2) -> None:
+    """Now, and after more tokens than there was capacity for."""
+    for step in range(80):
+        one, other = (layer.update(*new_states(1, 10 + step, rows)) for layer in layers)
+        assert all(map(torch.equal, one, other))
+    assert layers[0].get_seq_length() == layers[1].get_seq_length()
+
+
+@pytest.mark.parametrize(
+    ("change", "rows"),
+    [
+        (lambda layer: None, 2),
+        (lambda layer: layer.crop(-2), 2),
+        (lambda layer: layer.reorder_cache(torch.tensor([1, 1])), 2),
+        (lambda layer: layer.batch_repeat_interleave(3), 6),
+        (lambda layer: layer.batch_select_indices(torch.tensor([1])), 1),
+        (lambda layer: layer.reset(), 2),
+    ],
+    ids=["none", "crop", "reorder", "repeat", "select", "reset"],
+)
+def test_a_preallocated_layer_holds_what_a_dynamic_one_holds(change, rows):
+    layers = both_layers()
+    for layer in layers:
+        change(layer)
+    assert_same(layers, rows)
+
+
+def test_what_is_there_is_not_copied_for_each_token():
+    layer, _ = both_layers()
+    places = set()
+    for step in range(60):
+        keys, values = layer.update(*new_states(1, step))
+        places.add((keys.data_ptr(), values.data_ptr()))
+    assert len(places) == 1
+
+
+def test_a_copy_of_a_cache_goes_its_own_way():
+    """As prompts are shared: filled once, copied for each continuation."""
+    layer, expected = both_layers()
+    copies = copy.deepcopy(layer), copy.deepcopy(expected)
+    layer.update(*new_states(1, 99))
+    assert_same(copies)
+
+
+@torch.enable_grad()
+def test_gradients_flow_through_a_cache():
+    layer = PreallocatedLayer()
+    first, second = (tuple(x.requires_grad_() for x in new_states(2, seed)) for seed in (0, 1))
+    layer.update(*first)
+    keys, values = layer.update(*second)
+    (keys.sum() + values.sum()).backward()
+    assert all(bool((x.grad == 1).all()) for x in (*first, *second))
+
+
+def test_a_cache_filled_in_inference_mode_is_continued_outside_of_it():
+    with torch.inference_mode():
+        layers = both_layers()
+    with torch.no_grad():
+        assert_same(layers)
+
+
+def test_only_new_dynamic_caches_are_preallocated():
+    filled = DynamicCache()
+    filled.update(*new_states(2, 0), 0)
+    preallocate(filled)
+    assert type(filled.layers[0]) is DynamicLayer
+    new = DynamicCache()
+    preallocate(new)
+    new.update(*new_states(2, 0), 0)
+    assert type(new.layers[0]) is PreallocatedLayer
+    offloaded = DynamicCache(offloading=True) if torch.accelerator.is_available() else None
+    assert offloaded is None or (preallocate(offloaded) or offloaded.layer_class_to_replicate) is DynamicLayer
