@@ -16,50 +16,54 @@ class PreallocatedLayer(DynamicLayer):
     """Keys and values of one layer, (B, H, S, d) each, as the filled part of tensors with capacity for more: what is
     held already is copied when the capacity is used up, or beams trade places, and not for every new token."""
 
-    buffers: tuple[Tensor, ...] = ()  # of keys and of values, (B, H, capacity, d)
-    filled: tuple[Tensor, ...] = ()  # their filled parts, as this layer left them
+    buffers: Any = (None, None)  # of keys and of values, (B, H, capacity, d)
+    filled: Any = (None, None)  # their filled parts, as this layer left them
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         # Gradients flow through concatenation only, and a graph knows the lengths that it was made for.
-        if self.keys is None or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if not self.get_seq_length() or torch.is_grad_enabled() or torch.compiler.is_dynamo_compiling():
             return super().update(key_states, value_states, *args, **kwargs)
-        past, new = self.keys.shape[-2], key_states.shape[-2]
-        if not self.has_capacity(past + new):
-            if past == 0 or is_compiling_or_tracing():
-                return super().update(key_states, value_states, *args, **kwargs)
-            self.allocate(past + new)
-        for buffer, states in zip(self.buffers, (key_states, value_states), strict=True):
-            buffer.narrow(2, past, new).copy_(states)
-        return self.fill(past + new)
+        past = self.keys.shape[-2]
+        length = past + key_states.shape[-2]
+        if not self.has_capacity(length):
+            self.buffers = self.allocate(self.keys, length), self.allocate(self.values, length)
+        keys, values = self.buffers
+        keys[:, :, past:length], values[:, :, past:length] = key_states, value_states
+        return self.fill(length)
 
     def has_capacity(self, length: int) -> bool:
         """For so many tokens, unless somebody has put other tensors here."""
-        if not self.filled or self.keys is not self.filled[0] or self.values is not self.filled[1]:
-            return False
-        buffer = self.buffers[0]
-        return buffer.shape[-2] >= length and buffer.is_inference() == torch.is_inference_mode_enabled()
+        keys, values = self.filled
+        return (
+            keys is self.keys is not None
+            and values is self.values
+            and self.buffers[0].shape[-2] >= length
+            and self.buffers[0].is_inference() == torch.is_inference_mode_enabled()
+        )
 
-    def allocate(self, length: int) -> None:
-        capacity, held = length + max(64, length // 4), (self.keys, self.values)
-        self.buffers = tuple(old.new_empty(*old.shape[:2], capacity, old.shape[-1]) for old in held)
-        for buffer, old in zip(self.buffers, held, strict=True):
-            buffer.narrow(2, 0, old.shape[-2]).copy_(old)
+    def allocate(self, held: Tensor, length: int) -> Tensor:
+        capacity = length + max(64, length // 4)
+        buffer = held.new_empty(*held.shape[:2], capacity, held.shape[-1])
+        buffer[:, :, : held.shape[-2]] = held
+        return buffer
 
     def fill(self, length: int) -> tuple[Tensor, Tensor]:
-        self.keys, self.values = self.filled = tuple(buffer.narrow(2, 0, length) for buffer in self.buffers)
-        return self.keys, self.values
+        keys, values = self.buffers
+        self.keys, self.values = self.filled = keys[:, :, :length], values[:, :, :length]
+        return self.filled
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         length = self.get_seq_length()
         if not self.has_capacity(length):
             return super().reorder_cache(beam_idx)
-        self.buffers = tuple(buffer.index_select(0, beam_idx.to(buffer.device)) for buffer in self.buffers)
+        beam_idx = beam_idx.to(self.keys.device)
+        self.buffers = tuple(buffer.index_select(0, beam_idx) for buffer in self.buffers)
         self.fill(length)
 
 
 def preallocate(cache: Cache) -> None:
     """Give the layers of a new cache, as `generate` makes it, capacity ahead; others are left as they are."""
-    if type(cache) is DynamicCache and not cache.offloading:
+    if type(cache) is DynamicCache and not cache.offloading and not is_compiling_or_tracing():
         if cache.layer_class_to_replicate is DynamicLayer:
             cache.layer_class_to_replicate = PreallocatedLayer
         for index, layer in enumerate(cache.layers):

@@ -83,9 +83,12 @@ SIZES = (
 PROBABILITIES = ("dropout", "attention_dropout", "activation_dropout", "classifier_dropout")
 
 # Keys that are no field of ours but that transformers itself gives to a configuration or stores in config.json.
-ECOSYSTEM_KEYS = frozenset(
-    ["attn_implementation", "auto_map", "custom_pipelines", "distributed_config", "experts_implementation", "finetuning_task", "model_type", "name_or_path", "num_labels", "output_attentions", "partial_rotary_factor", "per_layer_config", "quantization_config", "rope_scaling", "rope_theta", "tie_last_hidden_states", "torch_dtype", "transformers_weights", "trust_remote_code", "use_return_dict"]
-)
+ECOSYSTEM_KEYS = {
+    *("attn_implementation", "auto_map", "custom_pipelines", "distributed_config", "experts_implementation"),
+    *("finetuning_task", "model_type", "name_or_path", "num_labels", "output_attentions", "partial_rotary_factor"),
+    *("per_layer_config", "quantization_config", "rope_scaling", "rope_theta", "tie_last_hidden_states", "torch_dtype"),
+    *("transformers_weights", "trust_remote_code", "use_return_dict"),
+}
 
 
 def _auto_map(family: str, **heads: str) -> dict[str, str]:

@@ -79,7 +79,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def attention(
-    module: nn.Module,  # has `num_key_value_groups` and `training`
+    module: Any,  # has `num_key_value_groups` and `training`
     query: Tensor,  # (B, H, T, d_k)
     key: Tensor,  # (B, H/groups, S, d_k)
     value: Tensor,  # (B, H/groups, S, d_v)
@@ -204,10 +204,10 @@ class FeedForward(nn.Module):
     def __init__(self, config: ScratchConfig):
         super().__init__()
         self.activation, is_gated = ACTIVATIONS[config.hidden_act]
-        sizes = config.hidden_size, config.intermediate_size
-        self.up_proj = nn.Linear(*sizes, bias=config.mlp_bias)
-        self.down_proj = ends_sublayer(nn.Linear(*reversed(sizes), bias=config.mlp_bias))
-        self.gate_proj = nn.Linear(*sizes, bias=config.mlp_bias) if is_gated else None
+        width, inner = config.hidden_size, config.intermediate_size
+        self.up_proj = nn.Linear(width, inner, bias=config.mlp_bias)
+        self.down_proj = ends_sublayer(nn.Linear(inner, width, bias=config.mlp_bias))
+        self.gate_proj = nn.Linear(width, inner, bias=config.mlp_bias) if is_gated else None
         self.dropout = nn.Dropout(config.activation_dropout)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, T, D) -> (B, T, D)
@@ -215,12 +215,8 @@ class FeedForward(nn.Module):
             hidden = self.activation(self.up_proj(x))  # (B, T, F)
         else:
             hidden = self.activation(self.gate_proj(x)) * self.up_proj(x)
-        return self.down_proj(drop(hidden, self.dropout))
-
-
-def drop(x: Tensor, dropout: nn.Module) -> Tensor:
-    """`dropout(x)`, called only while it is on."""
-    return dropout(x) if dropout.training else x
+        dropout = self.dropout
+        return self.down_proj(dropout(hidden) if dropout.training else hidden)
 
 
 # --- Block ------------------------------------------------------------------------------------------------------------
@@ -259,22 +255,21 @@ class ScratchBlock(GradientCheckpointingLayer):
         **kwargs: Unpack[TransformersKwargs],
     ) -> Tensor:
         x, cache, encoded = hidden_states, past_key_values, encoder_hidden_states
-        normed = self.before(x, self.self_attn_norm)
+        normed = self.self_attn_norm(x) if self.placement.before else x
         attended, _ = self.self_attn(normed, None, attention_mask, position_embeddings, cache, **kwargs)
         x = self.add(x, attended, self.self_attn_norm, self.self_attn_output_norm)
         if encoded is not None:
-            normed = self.before(x, self.cross_attn_norm)
+            normed = self.cross_attn_norm(x) if self.placement.before else x
             attended, _ = self.cross_attn(normed, encoded, encoder_attention_mask, None, cache, **kwargs)
             x = self.add(x, attended, self.cross_attn_norm, self.cross_attn_output_norm)
-        return self.add(x, self.mlp(self.before(x, self.mlp_norm)), self.mlp_norm, self.mlp_output_norm)
+        normed = self.mlp_norm(x) if self.placement.before else x
+        return self.add(x, self.mlp(normed), self.mlp_norm, self.mlp_output_norm)
 
-    def before(self, x: Tensor, norm: nn.Module) -> Tensor:
-        return norm(x) if self.placement.before else x
-
-    def add(self, x: Tensor, update: Tensor, norm: nn.Module, output_norm: nn.Module | None) -> Tensor:
+    def add(self, x: Tensor, update: Tensor, norm: nn.Module | None, output_norm: nn.Module | None) -> Tensor:
+        dropout = self.dropout
         if output_norm is not None:
             update = output_norm(update)
-        x = x + drop(update, self.dropout)
+        x = x + (dropout(update) if dropout.training else update)  # not called for nothing
         return norm(x) if self.placement.after else x
 
 
@@ -318,7 +313,7 @@ class ScratchEmbeddings(nn.Module):
         if self.token_type_embeddings is not None:
             types = torch.zeros_like(position_ids) if token_type_ids is None else token_type_ids
             embeddings = embeddings + self.token_type_embeddings(types)
-        return drop(embeddings if self.norm is None else self.norm(embeddings), self.dropout)
+        return self.dropout(embeddings if self.norm is None else self.norm(embeddings))
 
 
 class ScratchPooler(nn.Module):

@@ -1,4 +1,4 @@
-"""The decoder: a language model in which each token sees those before it (GPT, Radford et al., 2018; Llama), and its heads.
+"""The decoder: a language model whose tokens see those before them (GPT, Radford et al., 2018; Llama), and its heads.
 
 Shapes: B batch, T length, D width, V vocabulary.
 """

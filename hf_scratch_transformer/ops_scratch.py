@@ -1,5 +1,5 @@
-"""The same numbers with less work: a norm whose backward pass is one kernel, a loss without all logits. With `nn.RMSNorm`
-and `F.cross_entropy` in their place the models are slower and otherwise the same.
+"""The same numbers with less work: a norm whose backward pass is one kernel, a loss without all logits. With
+`nn.RMSNorm` and `F.cross_entropy` in their place the models are slower and otherwise the same.
 
 Shapes: N rows, D width, V vocabulary.
 """
@@ -48,49 +48,46 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight
-        if x.dtype != weight.dtype and torch.promote_types(x.dtype, weight.dtype) != weight.dtype:
-            return super().forward(x)
-        if not weight.is_cpu and not weight.is_meta or weight.dtype not in FUSED_DTYPES or is_compiling_or_tracing():
-            return torch.rms_norm(x.to(weight.dtype), self.normalized_shape, weight, self.eps)
-        return FusedRMSNorm.apply(x, weight, self.eps) if torch.is_grad_enabled() else rms_norm(x, weight, self.eps)[0]
+        if x.dtype != weight.dtype:
+            if torch.promote_types(x.dtype, weight.dtype) != weight.dtype:
+                return super().forward(x)
+            x = x.to(weight.dtype)
+        # While training, also where a checkpointed layer runs ahead without gradients, so that both runs are equal.
+        if (self.training or torch.is_grad_enabled()) and has_fused_backward(x):
+            return FusedRMSNorm.apply(x, weight, self.eps)
+        return torch.rms_norm(x, self.normalized_shape, weight, self.eps)
 
 
-FUSED_DTYPES = (torch.float32, torch.float64)
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:  # (..., D), (D,) -> (..., D), (..., 1)
-    """`x / sqrt(mean(x²) + eps) * weight`, and the first factor of it."""
-    x = x.to(weight.dtype)
-    scale = torch.linalg.vector_norm(x, 2, -1, True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
-    return (x * scale).mul_(weight), scale
+def has_fused_backward(x: Tensor) -> bool:
+    is_there = x.device.type in ("cpu", "meta") and x.dtype in (torch.float32, torch.float64)
+    return is_there and x.numel() > 0 and not is_compiling_or_tracing()
 
 
 class FusedRMSNorm(torch.autograd.Function):
-    """`rms_norm` and its gradients."""
+    """`x / sqrt(mean(x²) + eps) * weight`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        output, scale = rms_norm(x, weight, eps)
-        ctx.save_for_backward(x, weight, scale)
+        scale = (torch.linalg.vector_norm(x, dim=-1, keepdim=True).square() / x.shape[-1] + eps).rsqrt()
+        ctx.save_for_backward(x, weight, scale)  # (..., D), (D,), (..., 1)
         ctx.eps = eps
-        return output
+        return (x * scale).mul_(weight)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,), (x, weight, scale) = grads, ctx.saved_tensors
-        accumulated = x.to(weight.dtype)
         if torch.is_grad_enabled():  # second derivatives are wanted
-            output = F.rms_norm(accumulated, weight.shape, weight, ctx.eps)
+            output = F.rms_norm(x, weight.shape, weight, ctx.eps)
             inputs = [each for each in (x, weight) if each.requires_grad]
             found = iter(torch.autograd.grad(output, inputs, grad, create_graph=True))
             return *(next(found) if each.requires_grad else None for each in (x, weight)), None
         mask = [True, ctx.needs_input_grad[1], False]
         grad_x, grad_weight, _ = torch.ops.aten.native_layer_norm_backward(
-            grad.contiguous(), accumulated, [x.shape[-1]], torch.zeros_like(scale), scale, weight, None, mask
+            grad.contiguous(), x, [x.shape[-1]], torch.zeros_like(scale), scale, weight, None, mask
         )
         # A layer norm takes the mean of the gradient away.
         grad_x += (grad @ weight)[..., None] * (scale / x.shape[-1])
-        return grad_x.to(x.dtype), grad_weight, None
+        return grad_x, grad_weight, None
 
 
 # --- Head and loss ----------------------------------------------------------------------------------------------------

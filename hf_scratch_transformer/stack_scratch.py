@@ -1,5 +1,5 @@
-"""What the three families share as PreTrainedModels: initialisation, checks of the input, and `encode`, the one way from
-tokens to hidden states. Heads are in `heads_scratch`.
+"""What the three families share as PreTrainedModels: initialisation, checks of the input, and `encode`, the one way
+from tokens to hidden states. Heads are in `heads_scratch`.
 
 Shapes: B batch, T length, S length of an encoder's output, N tokens that are not padding, D width.
 """
@@ -255,9 +255,9 @@ class ScratchStack(ScratchPreTrainedModel):
     ) -> dict[str, Any]:
         """The mask of each kind of layer."""
         kinds, is_dynamic = set(self.layer_types), type(cache) is DynamicCache
-        if is_dynamic and past_length and inputs_embeds.shape[1] == 1 and attention_mask is None:
-            if kinds == {"full_attention"}:
-                return {"full_attention": None}  # one more token sees all before it
+        is_next = is_dynamic and past_length and inputs_embeds.shape[1] == 1
+        if is_next and attention_mask is None and kinds == {"full_attention"}:
+            return {"full_attention": None}  # it sees all before it
         arguments: dict[str, Any] = {
             "config": self.masking_config(kwargs),
             "inputs_embeds": inputs_embeds,
@@ -321,11 +321,10 @@ class ScratchStack(ScratchPreTrainedModel):
             raise ValueError(
                 f"input_ids must be integers of shape (batch, length), got {input_ids.dtype} {tuple(input_ids.shape)}"
             )
-        width = self.config.hidden_size
-        if inputs_embeds is not None and (inputs_embeds.ndim != 3 or inputs_embeds.shape[-1] != width):
-            raise ValueError(
-                f"inputs_embeds must have shape (batch, length, hidden_size={width}), got {tuple(inputs_embeds.shape)}"
-            )
+        if inputs_embeds is not None:
+            shape, width = tuple(inputs_embeds.shape), self.config.hidden_size
+            if len(shape) != 3 or shape[2] != width:
+                raise ValueError(f"inputs_embeds must have shape (batch, length, hidden_size={width}), got {shape}")
         batch, length = (input_ids if inputs_embeds is None else inputs_embeds).shape[:2]
         if has_padding_mask:
             rows, columns = attention_mask.shape

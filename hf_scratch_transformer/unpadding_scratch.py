@@ -1,5 +1,5 @@
-"""Tokens without padding: the only place that knows how a batch is laid out. Whatever works on each token by itself then
-does nothing for padding; attention is told by its mask where each text starts.
+"""Tokens without padding: the only place that knows how a batch is laid out. Whatever works on each token by itself
+then does nothing for padding; attention is told by its mask where each text starts.
 
 Shapes: B batch, T length, N tokens that are not padding, R texts, H heads, d width of a head.
 """
