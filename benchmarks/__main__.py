@@ -26,7 +26,7 @@ import torch
 import transformers
 from rich.console import Console
 
-from training.arguments import environment
+from training.run import environment
 
 from .comparisons import KINDS, LIMITS, compare_end_to_end
 from .contenders import Options

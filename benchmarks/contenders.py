@@ -12,9 +12,9 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from hf_scratch_transformer.embedding import mean_vectors
-from training.arguments import Optimisation
 from training.objectives import IGNORED, Batch
 from training.optimisation import optimizers
+from training.recipe import Optimisation
 
 from .shapes import PAD, Shape
 

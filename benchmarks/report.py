@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from training.checkpoints import replacing, write_text
+from hf_scratch_transformer.files import replacing, write_text
 
 from .measures import TOLERANCE
 

@@ -1,14 +1,15 @@
 """What the device does at best, by measurement and by its data sheet."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 from torch.utils.benchmark import Timer
 
-from hf_scratch_transformer.kernels_scratch import is_mkl_slow, multiply
 from training.optimisation import multiplies_bfloat16
 
 # Dense bf16 products on the data sheet, in FLOP/s; the first name that is part of the device's counts.
@@ -27,14 +28,19 @@ SHEETS = {
 
 
 def uses_onednn() -> bool:
-    """Whether our products are those of oneDNN here, and not of MKL."""
-    return is_mkl_slow() and torch._C._get_mkldnn_enabled()
+    """Whether products of matrices on a CPU may be oneDNN's here: torch has it, and nobody has switched it off."""
+    return torch.backends.mkldnn.is_available() and torch._C._get_mkldnn_enabled()
+
+
+def multiply_by_onednn(a: Tensor, b: Tensor) -> Tensor:  # (M, K), (N, K) -> (M, N)
+    """`a @ b.T`. Compiled models multiply so; no public name of torch reaches it for dense tensors."""
+    return torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], "")
 
 
 @functools.cache
 def roofline(device: torch.device) -> dict[str, Any]:
-    """What the device does at best: products of large matrices in FLOP/s, by precision; bytes/s to and from memory;
-    and bf16 products by its data sheet, where that is known."""
+    """What the device does at best: products of large matrices in FLOP/s, by precision and the quicker library;
+    bytes/s to and from memory; and bf16 products by its data sheet, where that is known."""
     on_cpu = device.type == "cpu"
 
     def seconds(statement: str, **names: Any) -> float:
@@ -46,9 +52,13 @@ def roofline(device: torch.device) -> dict[str, Any]:
         slow = on_cpu and precision == "bf16" and not multiplies_bfloat16("cpu")
         size = 256 if slow else 1024 if on_cpu else 8192
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        libraries: list[Callable[..., Tensor]] = [F.linear]
+        if on_cpu and precision == "fp32" and uses_onednn() and hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+            libraries.append(multiply_by_onednn)  # `F.linear` is MKL's here, which is slow on some processors
         with matmul_precision(precision):
             matrix = torch.randn(size, size, device=device, dtype=dtype)
-            rates[precision] = 2 * size**3 / seconds("multiply(a, a)", a=matrix, multiply=multiply)
+            fastest = min(seconds("multiply(a, a)", a=matrix, multiply=multiply) for multiply in libraries)
+            rates[precision] = 2 * size**3 / fastest
     source = torch.empty((1 if on_cpu else 16) * 2**24, device=device).fill_(1.0)
     target = torch.empty_like(source)
     bandwidth = 2 * source.numel() * source.element_size() / seconds("b.copy_(a)", a=source, b=target)

@@ -1,6 +1,5 @@
 """Contenders that are whole training runs: a recipe of ours, and transformers' Trainer on the same corpus."""
 
-import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,11 +21,11 @@ from transformers import (
 
 from hf_scratch_transformer.tokenization import config_fields
 from training import checkpoints, loop
-from training.__main__ import open_folder, open_tokenizer, prepare
-from training.arguments import parse
-from training.data import FAMILIES, Sequences
+from training.corpus import FAMILIES, Sequences
 from training.objectives import OBJECTIVES, Batch
 from training.optimisation import autocasts
+from training.recipe import parse
+from training.run import open_folder, open_tokenizer, prepare
 
 from .contenders import Contender, Options, count_tokens
 from .peers import NATIVES, OURS, count_parameters, match_parameters
@@ -62,13 +61,13 @@ class RecipeRun(Contender):
         self.run = prepare(recipe, accelerator, None, objective, self.folder, time.monotonic())
         self.run.store = NoStore(self.folder, recipe.checkpoints)
         self.collate = objective.collate = CountingCollator(objective.collate, self.family == "seq2seq")
-        self.model = self.run.bare
+        self.model = self.run.eval_model
 
     def step(self, batch: None) -> Tensor:
         run, before = self.run, self.run.state.targets
         self.collate.counts.clear()
-        optimisation = dataclasses.replace(self.recipe.optimisation, max_steps=run.state.step + self.steps)
-        run.recipe = dataclasses.replace(self.recipe, optimisation=optimisation)
+        optimisation = self.recipe.optimisation.model_copy(update={"max_steps": run.state.step + self.steps})
+        run.recipe = self.recipe.model_copy(update={"optimisation": optimisation})
         loop.train(run)
         return torch.tensor(run.state.targets - before)
 
@@ -108,7 +107,7 @@ class TrainerRun(Contender):
 
     def build(self) -> None:
         run, recipe = self.ours.run, self.ours.recipe
-        config, tokenizer = run.bare.config, run.objective.tokenizer
+        config, tokenizer = run.eval_model.config, run.objective.tokenizer
         corpus = next(iter(run.parts(0, 0)))
         window, of_target = recipe.data.window, self.native.family == "seq2seq"
         if of_target:
@@ -138,7 +137,7 @@ class TrainerRun(Contender):
             return self.native.make(shape, config.dropout, **fields)
 
         torch.manual_seed(0)
-        self.model: Any = make(match_parameters(make, shape, count_parameters(run.bare)))
+        self.model: Any = make(match_parameters(make, shape, count_parameters(run.eval_model)))
         # Ours was given what is quicker on this device and in this precision.
         self.model.set_attn_implementation(config._attn_implementation)
         if of_target:

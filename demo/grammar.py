@@ -19,7 +19,6 @@ import os
 import random
 import re
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -27,6 +26,8 @@ from enum import IntEnum
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
+
+from hf_scratch_transformer.files import replacing
 
 from .lexicon import (
     ADJECTIVES,
@@ -921,16 +922,12 @@ def write(folder: str | os.PathLike[str], count: int = 40_000, held_out: int = 1
         raise ValueError(f"folder={str(folder)!r} holds something other than a corpus; name a new folder")
     parts = split(generate(count, seed), held_out, seed)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
-        fresh = Path(temporary, "fresh")
+    with replacing(folder) as fresh:
         fresh.mkdir()
         for part, pairs in parts._asdict().items():
             _write_lines(fresh / f"{part}.en", (pair.english for pair in pairs))
             _write_lines(fresh / f"{part}.de", (pair.german for pair in pairs))
         _write_lines(fresh / "test.jsonl", (json.dumps(asdict(pair), ensure_ascii=False) for pair in parts.test))
-        if folder.exists():
-            folder.rename(Path(temporary, "old"))
-        fresh.rename(folder)
     return parts
 
 

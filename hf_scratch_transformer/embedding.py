@@ -78,6 +78,11 @@ def longest_input(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
     return min(tokenizer.model_max_length, most_positions(model))
 
 
+def longest_output(source_length: int, most: int) -> int:
+    """How many tokens a translation of so many may grow to: twice as many and ten, and never more than `most`."""
+    return min(2 * source_length + 10, most)
+
+
 def most_positions(model: PreTrainedModel) -> int:
     """The most tokens that a model is meant for, by its configuration."""
     return getattr(model.config, "max_position_embeddings", None) or sys.maxsize

@@ -30,6 +30,7 @@ from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME, SAFE_WEIGHTS
 from yaml import YAMLError
 
 from .configuration_scratch import ScratchConfig, ScratchDecoderConfig, ScratchEncoderConfig, ScratchSeq2SeqConfig
+from .files import write_text
 
 # model_type -> its configuration, and what it is in a sentence.
 FAMILIES: dict[str, tuple[type[ScratchConfig], str]] = {
@@ -222,8 +223,10 @@ def write_model_card(folder: str | os.PathLike[str], records: RunRecords, repo_i
     card = ModelCard(f"---\n{metadata.to_yaml()}\n---\n\n{body}")
     if entry := _leaderboard_entry(records):
         name = re.sub(r"[^\w.-]+", "_", entry.dataset_id)
-        _write(folder / ".eval_results" / f"{name}.yaml", yaml_dump(eval_result_entries_to_yaml([entry])))
-    _write(folder / "README.md", str(card))
+        results = folder / ".eval_results"
+        results.mkdir(exist_ok=True)
+        write_text(results / f"{name}.yaml", yaml_dump(eval_result_entries_to_yaml([entry])))
+    write_text(folder / "README.md", str(card))
     return folder / "README.md"
 
 
@@ -509,11 +512,3 @@ def _cell(value: Any) -> str:
         return ", ".join(map(_cell, value))
     text = f"{value:.5g}" if isinstance(value, float) else str(value)
     return " ".join(text.split()).replace("|", "\\|")
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a whole file or none."""
-    path.parent.mkdir(exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import SafetensorError
 
 from tests import tiny, tiny_runs
 from training import checkpoints
-from training.arguments import Checkpoints, parse
 from training.optimisation import optimizers
+from training.recipe import Checkpoints, parse
 
 ROOT = Path(__file__).parent.parent
 
@@ -35,8 +34,8 @@ def test_the_last_and_the_best_are_kept(tmp_path):
         save(where, step, score)
     assert names(where) == ["step-00000002", "step-00000004", "step-00000005"]
     assert where.best().name == "step-00000002"
-    newest, complaints = where.newest()
-    assert newest.name == "step-00000005" and not complaints
+    newest, errors = where.newest()
+    assert newest.name == "step-00000005" and not errors
     assert checkpoints.read_state(newest)["step"] == 5
     assert checkpoints.read_tensors(newest, "model.safetensors")["weight"][0, 0] == 5
 
@@ -55,9 +54,9 @@ def test_a_damaged_checkpoint_is_found_and_the_one_before_is_used(damage, tmp_pa
         file.write_bytes(content[:-8])
     else:
         file.unlink()
-    newest, complaints = where.newest()
+    newest, errors = where.newest()
     assert newest.name == "step-00000001"
-    assert len(complaints) == 1 and "step-00000002" in complaints[0]
+    assert len(errors) == 1 and "step-00000002" in errors[0]
     assert names(where) == ["damaged-step-00000002", "step-00000001"]
     save(where, 2)  # the step is done again
     assert where.newest()[0].name == "step-00000002"
@@ -153,29 +152,6 @@ def test_a_run_with_a_damaged_checkpoint_goes_on_from_the_one_before(tmp_path, c
     message = capsys.readouterr().err
     assert f"{newest.name}: optimizer.safetensors is damaged" in message and "step-00000010" in message
     assert all(torch.equal(tensor, whole[name]) for name, tensor in tiny_runs.weights(tmp_path / "run").items())
-
-
-@pytest.mark.parametrize(
-    "failure", [OSError(28, "full"), SafetensorError("full"), Exception("full"), KeyboardInterrupt()]
-)
-def test_what_cannot_be_written_leaves_what_was_there(failure, tmp_path):
-    """The third is what tokenizers raises."""
-    for name in ("file", "folder"):
-        path = tmp_path / name
-        for content in ("old", "new"):
-            with checkpoints.replacing(path) as temporary:
-                if name == "folder":
-                    temporary.mkdir()
-                    temporary /= "file"
-                temporary.write_text(content)
-        with (
-            pytest.raises(KeyboardInterrupt if isinstance(failure, KeyboardInterrupt) else OSError, match="full|^$"),
-            checkpoints.replacing(path) as temporary,
-        ):
-            temporary.mkdir()
-            raise failure
-        assert (path / "file" if name == "folder" else path).read_text() == "new"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
 
 
 @pytest.fixture

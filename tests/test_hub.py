@@ -357,7 +357,7 @@ def test_everything_wrong_is_named_at_once_and_nothing_is_sent(online, copy):
     with pytest.raises(ValueError) as refusal:
         push(copy, f"{USER}/incomplete", token=TOKEN)
     for complaint in (
-        "auto_map['AutoModel']='someone/else--modeling_scratch_decoder.ScratchDecoderModel' must be 'modeling_scratch_deco",
+        "auto_map['AutoModel']='someone/else--modeling_scratch_decoder.ScratchDecoderModel' must be 'modeling_scratch",
         "layers_scratch.py is missing",
         "README.md: its metadata has no library_name",
         "training_args.bin may be a pickle",

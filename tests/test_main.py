@@ -1,54 +1,69 @@
-"""`python -m training` from its first line to the Hub."""
+"""The command line of `python -m training`."""
 
-import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from tests import tiny_runs
+from training.__main__ import main
+from training.recipe import Recipe
+from training.sections import names
 
-from .hub_server import TOKEN, USER
-from .test_hub import hub, online, stranger  # noqa: F401  (two of them fixtures)
-
-TRANSLATE = """
-model = load(job["repo"], "AutoModelForSeq2SeqLM")
-tokenizer = transformers.AutoTokenizer.from_pretrained(job["repo"])
-assert tokenizer(job["text"]).input_ids == inputs["input_ids"][0].tolist()
-save_file({"logits": logits(model, inputs)}, "loaded.safetensors")
-"""
+ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture
 def recipe(tmp_path):
-    return tiny_runs.write_recipe(tmp_path, optimisation={"max_steps": 2}, evaluation={"every_steps": 2})
+    return tiny_runs.write_recipe(tmp_path)
 
 
-def test_a_run_pushes_a_model_that_strangers_can_use(recipe, online, tmp_path, monkeypatch, capsys):  # noqa: F811
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    repo, folder, text = f"{USER}/numbers", tmp_path / "run" / "model", "one two three"
-    assert tiny_runs.run(recipe, tmp_path / "run", "--push_to_hub", repo) == 0
-    assert f"pushed: {online.url}/{repo}" in capsys.readouterr().out
-    published, local = online.tree(repo), {path.name for path in folder.iterdir() if path.is_file()}
-    assert local <= published.keys() and {"README.md", "curves.png", "model.safetensors"} <= local
-    assert f'"{repo}"' in published["README.md"].decode()
-    inputs = AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt")
-    inputs = {"input_ids": inputs["input_ids"], "decoder_input_ids": inputs["input_ids"]}
-    save_file({name: values.clone() for name, values in inputs.items()}, tmp_path / "inputs.safetensors")
-    stranger(online, tmp_path, TRANSLATE, [{"repo": repo, "text": text, "folder": str(tmp_path)}])
-    with torch.no_grad():
-        expected = AutoModelForSeq2SeqLM.from_pretrained(folder).eval()(**inputs).logits
-    torch.testing.assert_close(load_file(tmp_path / "loaded.safetensors")["logits"], expected)
-    online.edit(repo, "notes.txt", b"theirs")
-    assert tiny_runs.run(recipe, tmp_path / "run", "--resume", "--push_to_hub", repo) == 0, "a push can be made up for"
-    assert "notes.txt" in online.tree(repo)
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_help_lists_every_field_and_fits_the_terminal(columns, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main(["--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    sections = {name.partition(".")[0] for name in names(Recipe) if "." in name}
+    assert {f"  --{name}" for name in names(Recipe) if name not in sections} <= set(lines)
+    assert columns < 80 or max(map(len, lines)) <= columns
 
 
-def test_a_push_that_fails_is_one_line_and_the_model_is_there(recipe, online, tmp_path, monkeypatch, capsys):  # noqa: F811
-    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
-    assert tiny_runs.run(recipe, tmp_path / "run", "--push_to_hub", f"{USER}/refused") == 1
-    message = capsys.readouterr().err.strip().split("training: ")[-1]
-    assert message.startswith(f"push_to_hub: {USER}/refused was not pushed, but {tmp_path}") and "401" in message
-    assert json.loads((tmp_path / "run" / "model" / "config.json").read_text())["model_type"] == "scratch_seq2seq"
-    assert f"{USER}/refused" not in online.repositories
+def test_help_ends_quietly_when_nobody_reads_on():
+    """As `--help | head` does."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer) as pipe:
+        command = [sys.executable, "-m", "training", "--help"]
+        done = subprocess.run(command, cwd=ROOT, stdout=pipe, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_bad_recipe_ends_with_code_2_before_anything_is_written(recipe, tmp_path, capsys):
+    output = tmp_path / "run"
+    assert main([str(recipe), "--output_dir", str(output), "--optimisation.max_steps", "-3"]) == 2
+    assert main([]) == 2
+    assert main([str(tmp_path / "absent.yaml")]) == 2
+    recipe.write_text("objective: [", encoding="utf-8")
+    assert main([str(recipe)]) == 2
+    assert not output.exists()
+    lines = capsys.readouterr().err
+    assert "max_steps: must be a whole number, at least 1, or null, got -3" in lines
+    assert "usage" in lines and "absent.yaml" in lines and "Traceback" not in lines
+
+
+def test_the_process_ends_with_the_code_and_no_traceback(recipe):
+    words = ["--seed", "08x", "--output_dir", "runs/exp #2", "--overwrite"]
+    done = subprocess.run([sys.executable, "-m", "training", recipe, *words], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and not done.stdout
+    assert done.stderr.splitlines()[0] == f"training: {recipe}: 1 problem(s)" and "Traceback" not in done.stderr
+
+
+def test_overwrite_replaces_the_folder_that_is_named_and_no_other(recipe, tmp_path):
+    """A name with a comment sign was once read as YAML: what was overwritten was `exp`."""
+    for name in ("exp", "exp #2", "exp #2"):
+        words = ["--optimisation.max_steps", "1", "--seed", "010"]
+        assert tiny_runs.run(recipe, tmp_path / name, *words, *(["--overwrite"] if name != "exp" else [])) == 0
+        assert "seed: 10\n" in (tmp_path / name / "recipe.yaml").read_text()
+    (tmp_path / "exp" / "model" / "README.md").stat()

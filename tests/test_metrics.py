@@ -41,7 +41,7 @@ def test_a_log_goes_on_after_a_kill_in_the_middle_of_a_line(tmp_path):
         log.write("train", step=step, loss=1 / step)
     with open(log.path, "a", encoding="utf-8") as file:
         file.write('{"event": "train", "st')
-    log.cut(2)
+    log.truncate(2)
     log.write("train", step=3, loss=0.5)
     lines = [json.loads(line) for line in log.path.read_text(encoding="utf-8").splitlines()]
     assert [(line["step"], line["loss"]) for line in lines] == [(1, 1.0), (2, 0.5), (3, 0.5)]

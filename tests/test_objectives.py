@@ -10,19 +10,19 @@ from transformers import MarianConfig, MarianMTModel
 
 from hf_scratch_transformer.tokenization import config_fields
 from tests import tiny_runs
-from training import data
-from training.arguments import parse
+from training.corpus import FAMILIES, load, make_tokenizer
 from training.objectives import IGNORED, OBJECTIVES
+from training.recipe import parse
 
 
 def opened(folder, name, *words, **sections):
     """An objective with its tokenizer, training split and a model without dropout."""
     recipe = parse([str(tiny_runs.write_recipe(folder, name, **sections)), *words])
-    objective = OBJECTIVES[name](recipe, data.make_tokenizer(recipe))
-    corpus = data.load(recipe, "train", objective.encode)
-    fields = config_fields(objective.tokenizer, data.FAMILIES[name])
+    objective = OBJECTIVES[name](recipe, make_tokenizer(recipe))
+    corpus = load(recipe, "train", objective.encode)
+    fields = config_fields(objective.tokenizer, FAMILIES[name])
     torch.manual_seed(0)
-    model = objective.auto_model.from_config(recipe.model_config(**fields)).eval()
+    model = objective.auto_model.from_config(recipe.build_config(**fields)).eval()
     return objective, corpus, model
 
 
@@ -81,10 +81,10 @@ def test_r_drop_is_the_papers_formula(tmp_path):
     torch.manual_seed(0)
     logits, targets = objective.predict(model, {name: values.repeat(2, 1) for name, values in batch.items()})
     one, two = (half.log_softmax(-1) for half in logits.chunk(2))
-    nats = F.nll_loss(torch.cat([one, two]), targets, reduction="sum")
+    loss_sum = F.nll_loss(torch.cat([one, two]), targets, reduction="sum")
     divergence = sum(F.kl_div(a, b, reduction="sum", log_target=True) for a, b in ((one, two), (two, one)))
     assert divergence > 0
-    torch.testing.assert_close(loss, (nats + 5 * divergence / 2) / 2, atol=1e-3, rtol=1e-4)
+    torch.testing.assert_close(loss, (loss_sum + 5 * divergence / 2) / 2, atol=1e-3, rtol=1e-4)
     torch.testing.assert_close(evaluated, super(type(objective), objective).loss(model.eval(), batch))
 
 
@@ -122,14 +122,14 @@ def test_overlapping_windows_count_every_token_once_and_show_it_more_before_it(t
     one, other = batches(plain, corpus), batches(opened(tmp_path, "causal_lm", "--evaluation.stride", "16")[0], corpus)
     assert all(torch.equal(a[name], b[name]) for a, b in zip(one, other, strict=True) for name in a)
     for stride in (16, 5, 1):
-        nats, context = measure(stride)
+        loss_sum, context = measure(stride)
         assert context[16:].min() >= 16 - stride and context.max() == 15
     ids = torch.from_numpy(stream.astype(np.int64))
     exact = sum(  # the last stride is 1: each token from the 16 before it
         F.cross_entropy(model(ids[None, max(0, at - 15) : at + 1]).logits[0, -1], ids[at + 1])
         for at in range(len(stream) - 1)
     )
-    torch.testing.assert_close(nats, exact, atol=1e-2, rtol=1e-5)
+    torch.testing.assert_close(loss_sum, exact, atol=1e-2, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["causal_lm", "masked_lm"])
@@ -201,7 +201,7 @@ def test_language_model_metrics_are_per_byte_and_per_word(tmp_path):
     lines = (tmp_path / "corpus" / "train.en").read_text(encoding="utf-8").splitlines()
     assert corpus.words == sum(len(line.split()) + 1 for line in lines)
     assert corpus.bytes == sum(len(line.encode()) for line in lines)
-    values = objective.summary({"nats": 1000.0}, 500, corpus)
+    values = objective.summary({"loss_sum": 1000.0}, 500, corpus)
     assert values["loss"] == 2 and values["perplexity"] == pytest.approx(math.exp(2))
     assert values["bits_per_byte"] == pytest.approx(1000 / math.log(2) / corpus.bytes)
     assert values["word_perplexity"] == pytest.approx(math.exp(1000 / corpus.words))

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests import tiny
-from training.arguments import Optimisation
-from training.optimisation import Muon, optimizers, orthogonalised, rate
+from training.optimisation import Muon, lr_factor, optimizers, orthogonalised
+from training.recipe import Optimisation
 
 MATRICES = [(8, 8), (8, 8), (24, 8), (8, 24), (24, 8)]
 
@@ -67,7 +67,9 @@ def test_every_parameter_is_in_exactly_one_group(kind, optimizer):
 
 
 def factor(schedule, step, progress, **options):
-    return rate(Optimisation(schedule=schedule, **{"warmup_steps": 10, "max_steps": 100} | options), step, progress)
+    return lr_factor(
+        Optimisation(schedule=schedule, **{"warmup_steps": 10, "max_steps": 100} | options), step, progress
+    )
 
 
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine", "inverse_sqrt", "warmup_stable_decay", "plateau"])
@@ -88,4 +90,4 @@ def test_schedules_are_their_formulas():
     assert factor("warmup_stable_decay", 90, 0.9) == pytest.approx(0.5)
     assert factor("linear", 5, 3.0, warmup_steps=0) == 0, "past the end"
     spec = Optimisation(schedule="plateau", plateau_factor=0.9, warmup_steps=0, max_steps=1)
-    assert [rate(spec, 100, 0.5, cuts) for cuts in (0, 1, 2)] == pytest.approx([1, 0.9, 0.81])
+    assert [lr_factor(spec, 100, 0.5, reductions) for reductions in (0, 1, 2)] == pytest.approx([1, 0.9, 0.81])

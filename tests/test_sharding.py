@@ -10,7 +10,7 @@ from transformers import AutoModel
 
 from tests import tiny_runs
 from training import metrics, optimisation, sharding
-from training.arguments import RecipeError
+from training.sections import RecipeError
 
 ASKED = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}  # what `accelerate launch --use_fsdp` sets
 OPTIONS = {"adamw": {"optimizer": "adamw", "final_weights": "ema", "ema_decay": 0.5}, "muon": {"optimizer": "muon"}}
@@ -24,7 +24,7 @@ import torch
 from accelerate import Accelerator
 from torch.distributed.tensor import DTensor
 from tests import tiny_runs
-from training import __main__, loop, optimisation
+from training import loop, optimisation
 
 class Killed(BaseException):
     pass
@@ -37,7 +37,7 @@ def dying(run, group):
 def looking(run, group):
     norm = honest(run, group)
     states = [entry for o in run.optimizers for state in o.state.values() for entry in state.values() if entry.ndim]
-    for tensor in [*run.trained.parameters(), *states]:
+    for tensor in [*run.unwrapped_model.parameters(), *states]:
         assert isinstance(tensor, DTensor) and tensor.to_local().numel() < max(tensor.numel(), 2)
     return norm
 
@@ -95,8 +95,8 @@ def test_what_would_be_left_undone_is_refused(asked, message, monkeypatch):
     for name, value in (ASKED | asked).items():
         monkeypatch.setenv(name, value)
     with pytest.raises(RecipeError, match=message):
-        sharding.settings(SimpleNamespace(num_processes=2))
-    assert sharding.settings(SimpleNamespace(num_processes=1)) is None, "nobody to share with"
+        sharding.plugin(SimpleNamespace(num_processes=2))
+    assert sharding.plugin(SimpleNamespace(num_processes=1)) is None, "nobody to share with"
 
 
 def events(output: Path, event: str) -> list[dict]:

@@ -13,8 +13,8 @@ import hf_scratch_transformer as scratch
 from hf_scratch_transformer.configuration_scratch import CHOICES
 from hf_scratch_transformer.insight import sizes, trace
 from tests import tiny
-from training.arguments import Optimisation
 from training.optimisation import optimizers
+from training.recipe import Optimisation
 
 INHERITED = {field.name for field in dataclasses.fields(PreTrainedConfig)}
 

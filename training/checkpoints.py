@@ -4,22 +4,22 @@ A checkpoint is written into a hidden folder, described by a manifest of SHA-256
 place and read back; only then may older ones go. A kill at any moment leaves the last complete one untouched.
 """
 
-import contextlib
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.optim import Optimizer
 
-from . import arguments, sharding
+from hf_scratch_transformer.files import replacing
+
+from . import recipe, sharding
 
 MANIFEST = "manifest.json"
 
@@ -31,7 +31,7 @@ class CheckpointError(RuntimeError):
 class Store:
     """The `checkpoints/` folder of a run."""
 
-    def __init__(self, folder: Path, spec: arguments.Checkpoints) -> None:
+    def __init__(self, folder: Path, spec: recipe.Checkpoints) -> None:
         self.folder, self.spec = folder, spec
 
     def save(self, step: int, files: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> Path:
@@ -39,25 +39,25 @@ class Store:
 
         Raises CheckpointError, with nothing left half-written, when the disk is full or cannot be written.
         """
-        final, temporary = self.folder / f"step-{step:08d}", self.folder / f".step-{step:08d}"
+        final = self.folder / f"step-{step:08d}"
         try:
-            shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir(parents=True)
-            for name, tensors in files.items():
-                save_file({key: tensor.detach().contiguous() for key, tensor in tensors.items()}, temporary / name)
-            (temporary / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
-            sums = {path.name: _sha256(path) for path in sorted(temporary.iterdir())}
-            (temporary / MANIFEST).write_text(json.dumps(sums, indent=1), encoding="utf-8")
-            for path in (*temporary.iterdir(), temporary):
-                _flush(path)
-            os.replace(temporary, final)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with replacing(final) as temporary:
+                temporary.mkdir()
+                for name, tensors in files.items():
+                    save_file({key: tensor.detach().contiguous() for key, tensor in tensors.items()}, temporary / name)
+                (temporary / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
+                sums = {path.name: _sha256(path) for path in sorted(temporary.iterdir())}
+                (temporary / MANIFEST).write_text(json.dumps(sums, indent=1), encoding="utf-8")
+                for path in (*temporary.iterdir(), temporary):
+                    _flush(path)
             _flush(self.folder)
             verify(final)
-        except (OSError, SafetensorError) as error:
-            shutil.rmtree(temporary, ignore_errors=True)
+        except OSError as error:
             last = next(iter(self.complete()), None)
             kept = f"the last good one is {last}" if last else "there is none before it"
-            raise CheckpointError(f"{final}: the checkpoint cannot be saved: {error}; {kept}") from error
+            reason = error.__cause__ or error
+            raise CheckpointError(f"{final}: the checkpoint cannot be saved: {reason}; {kept}") from error
         self._prune()
         return final
 
@@ -66,18 +66,23 @@ class Store:
         return sorted(self.folder.glob("step-*"), reverse=True)
 
     def newest(self) -> tuple[Path | None, list[str]]:
-        """The newest checkpoint that verifies, and what is wrong with newer ones, which are set aside."""
-        complaints: list[str] = []
+        """The newest checkpoint that verifies, and what is wrong with newer ones, which are set aside.
+
+        What a kill left half-written is cleared away.
+        """
+        for path in self.folder.glob(".step-*"):
+            shutil.rmtree(path)
+        errors: list[str] = []
         for path in self.complete():
             try:
                 verify(path)
-                return path, complaints
+                return path, errors
             except CheckpointError as error:
                 aside = path.with_name(f"damaged-{path.name}")
                 shutil.rmtree(aside, ignore_errors=True)
                 path.rename(aside)
-                complaints.append(f"{error}; set aside as {aside.name}")
-        return None, complaints
+                errors.append(f"{error}; set aside as {aside.name}")
+        return None, errors
 
     def best(self) -> Path | None:
         """The checkpoint with the best evaluation, of those that have one."""
@@ -162,40 +167,6 @@ def load_optimizers(optimizers: Iterable[Optimizer], model: torch.nn.Module, ten
         if tensor.ndim:  # else a counter, which stays where it is
             tensor = sharding.like(tensor.to(parameter.device), parameter)
         optimizers[int(number)].state[parameter][entry] = tensor.clone()
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A place beside `path` for a file or a folder that takes its name once it is written; if that fails, it is gone.
-
-    Raises OSError that names `path`, whatever the library that writes makes of a full disk.
-    """
-    temporary = path.with_name(f".{path.name}")
-    remove(temporary)
-    try:
-        yield temporary
-        if path.is_dir():
-            remove(path)
-        os.replace(temporary, path)
-    except BaseException as error:
-        remove(temporary)
-        if isinstance(error, OSError | SafetensorError) or type(error) is Exception:  # which tokenizers raises
-            raise OSError(f"{path} cannot be written: {error}") from error
-        raise
-
-
-def remove(path: Path) -> None:
-    """Delete a file or a folder that may not be there."""
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replace a file in one go."""
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
 
 
 def _sha256(path: Path) -> str:

@@ -32,10 +32,12 @@ from transformers import (
 
 from hf_scratch_transformer import hub
 from hf_scratch_transformer.embedding import longest_input
+from hf_scratch_transformer.files import replacing, write_text
 from hf_scratch_transformer.insight import senses
 
-from . import checkpoints, metrics
-from .arguments import RecipeError, environment, read_yaml
+from . import metrics
+from .run import environment
+from .sections import RecipeError, read_yaml
 
 IGNORED = -100  # label of a token that is not the word in question
 
@@ -68,7 +70,10 @@ def parse(argv: list[str]) -> tuple[Task, TrainingArguments]:
     """The recipe's entries, and after them the command line's, which win."""
     if not argv or argv[0].startswith("-"):
         raise RecipeError("usage: python -m training.finetune RECIPE.yaml [--key value ...]")
-    words = [word for key, value in read_yaml(Path(argv[0])).items() for word in (f"--{key}", str(value))]
+    entries, repeated = read_yaml(Path(argv[0]))
+    if repeated:
+        raise RecipeError(f"{argv[0]}: {'; '.join(repeated)}")
+    words = [word for key, value in entries.items() for word in (f"--{key}", str(value))]
     parser = HfArgumentParser((Task, TrainingArguments))
     *parsed, unknown = parser.parse_args_into_dataclasses([*words, *argv[1:]], return_remaining_strings=True)
     if unknown:
@@ -158,9 +163,9 @@ def write(
         for line in lines
         if "loss" in line or "eval_loss" in line
     ] + [{"event": "test", "step": trainer.state.global_step, **results}]
-    checkpoints.write_text(folder / "recipe.yaml", yaml.safe_dump(recipe, sort_keys=False))
-    checkpoints.write_text(folder / "environment.json", json.dumps(about, indent=1) + "\n")
-    checkpoints.write_text(folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    write_text(folder / "recipe.yaml", yaml.safe_dump(recipe, sort_keys=False))
+    write_text(folder / "environment.json", json.dumps(about, indent=1) + "\n")
+    write_text(folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
     metrics.draw(lines, folder / "curves.png")
     command = shlex.join(about.pop("command"))
     records = hub.RunRecords(
@@ -175,7 +180,7 @@ def write(
         metrics=lines,
         results={"test": results},
     )
-    with checkpoints.replacing(folder / "model") as temporary:
+    with replacing(folder / "model") as temporary:
         trainer.model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
         shutil.copy(folder / "curves.png", temporary)

@@ -1,17 +1,18 @@
-"""What a run reports: a line of JSON per measurement, scores of translations, and a picture of the curves."""
+"""What a run reports: lines of JSON, a bar on the terminal, scores of translations, a picture of the curves."""
 
 import json
 import shutil
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from sacrebleu.metrics import BLEU, CHRF
+from tqdm import tqdm
 
-from hf_scratch_transformer.insight.pictures import curves, read_metrics, save
-
-from .checkpoints import write_text
+from hf_scratch_transformer.files import write_text
+from hf_scratch_transformer.insight.records import read_metrics
 
 
 class Log:
@@ -20,7 +21,7 @@ class Log:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def cut(self, step: int) -> None:
+    def truncate(self, step: int) -> None:
         """Forget what was measured after a step: it will be done again."""
         lines = [line for line in read(self.path) if line["step"] <= step]
         write_text(self.path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
@@ -29,6 +30,40 @@ class Log:
         """Add `{"event": event, **values}`."""
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps({"event": event, **values}, ensure_ascii=False) + "\n")
+
+
+class ProgressBar:
+    """Share done, loss, tokens a second, time left; and what evaluations found."""
+
+    def __init__(self, total: int, unit: str, position: int, is_shown: bool) -> None:
+        self.bar = tqdm(
+            total=total,
+            initial=position,
+            disable=not is_shown,
+            dynamic_ncols=True,
+            # Into a file, a line every half minute is enough.
+            mininterval=0.1 if sys.stderr.isatty() else 30.0,
+            bar_format=f"{{percentage:3.0f}}% |{{bar}}| {{n_fmt}}/{{total_fmt}} {unit}, {{remaining}} left{{postfix}}",
+        )
+
+    def __enter__(self) -> "ProgressBar":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.close()
+
+    def update(self, position: int, **values: str) -> None:
+        """Show how far the run is, and these values."""
+        self.bar.set_postfix(values, refresh=False)
+        self.bar.update(min(position, int(self.bar.total or 0)) - self.bar.n)
+
+    def show(self, title: str, values: dict[str, Any]) -> None:
+        """An evaluation above the bar, with sample outputs."""
+        numbers = ", ".join(f"{name} {value:.4g}" for name, value in values.items() if isinstance(value, float))
+        lines = [f"{title}: {numbers}"]
+        for sample in values.get("samples", ()):
+            lines += [f"    {name:9} {text}" for name, text in sample.items()]
+        self.bar.write("\n".join(lines), file=sys.stderr)
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -64,6 +99,8 @@ def grouped_scores(
 
 def draw(lines: Sequence[dict[str, Any]], path: Path) -> None:
     """The curves of a run as a PNG: training loss red, evaluation loss blue, and beside it the score that rises."""
+    from hf_scratch_transformer.insight.pictures import curves, save  # matplotlib is loaded once there is a picture
+
     save(curves({path.parent.name: lines}), path)
 
 

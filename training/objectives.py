@@ -1,6 +1,5 @@
 """The three objectives: each says how rows become batches and what is predicted; the loop around them is one."""
 
-import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -17,8 +16,11 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from .arguments import Recipe, RecipeError
-from .data import Corpus, bucket
+from hf_scratch_transformer.embedding import longest_output
+
+from .corpus import Corpus, bucket
+from .recipe import Recipe
+from .sections import RecipeError
 
 Batch = dict[str, Tensor]
 IGNORED = -100  # label of a position without a target
@@ -46,29 +48,29 @@ class Objective(ABC):
         """One batch from an item of the plan. Every random draw comes from `rng`."""
 
     def loss(self, model: torch.nn.Module, batch: Batch, label_smoothing: float = 0.0) -> Tensor:
-        """Cross-entropy in nats, summed over the real targets of the batch.
+        """Cross-entropy in nats, summed over the targets of the batch.
 
-        Our models compute head and loss on real targets alone (`loss_only`); from others the logits are taken.
+        Our models compute head and loss on the targets alone (`loss_only`); from others the logits are taken.
         """
-        if _accepts(model, "loss_only"):
+        if getattr(unwrapped(model), "supports_loss_only", False):
             return model(**batch, num_items_in_batch=1, loss_only=True, label_smoothing=label_smoothing).loss
         logits, targets = self.predict(model, batch)
         return F.cross_entropy(logits, targets, reduction="sum", label_smoothing=label_smoothing)
 
     def predict(self, model: torch.nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Logits [real targets, vocabulary] and the targets [real targets]."""
+        """Logits [targets, vocabulary] and the targets [targets] themselves."""
         inputs = {name: values for name, values in batch.items() if name != self.targets}
-        targets = batch[self.targets]
-        real = targets != IGNORED
-        return model(**inputs).logits[real].float(), targets[real]
+        labels = batch[self.targets]
+        is_target = labels != IGNORED
+        return model(**inputs).logits[is_target].float(), labels[is_target]
 
     def score(self, model: torch.nn.Module, batch: Batch) -> dict[str, Tensor]:
         """What an evaluation adds up over batches."""
-        return {"nats": self.loss(model, batch)}
+        return {"loss_sum": self.loss(model, batch)}
 
     def summary(self, sums: Mapping[str, float], targets: int, corpus: Corpus) -> dict[str, float]:
         """The metrics, from what `score` added up over a corpus with that many targets."""
-        loss = sums["nats"] / targets
+        loss = sums["loss_sum"] / targets
         return {"loss": loss, "perplexity": math.exp(min(loss, 700))}
 
     def examples(self, corpus: Corpus) -> int:
@@ -114,8 +116,8 @@ class Translation(Objective):
         return loss + alpha / 2 * divergence
 
     def predict(self, model: torch.nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        bare: Any = unwrapped(model)
-        shifted = bare.prepare_decoder_input_ids_from_labels(batch["labels"])
+        translator: Any = unwrapped(model)
+        shifted = translator.prepare_decoder_input_ids_from_labels(batch["labels"])
         return super().predict(model, {**batch, "decoder_input_ids": shifted})
 
     @torch.inference_mode()
@@ -131,7 +133,7 @@ class Translation(Objective):
         for batch in bucket(lengths, max(self.recipe.data.batch_tokens // num_beams, int(lengths.max()))):
             encoded = self.collate(corpus, rows[batch], np.random.default_rng(0), 0)
             del encoded["labels"]
-            limit = min(self.recipe.data.max_length, 2 * encoded["input_ids"].shape[1] + 10)
+            limit = longest_output(encoded["input_ids"].shape[1], self.recipe.data.max_length)
             output = model.generate(
                 **{name: values.to(model.device) for name, values in encoded.items()},
                 num_beams=num_beams,
@@ -175,16 +177,16 @@ class _Windows(Objective):
         """How many tokens of the stream can be the input of a prediction."""
 
     def cut(self, corpus: Corpus, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Places in the stream and whether they count, both [windows, window], and positions in each document."""
+        """Indices into the stream and whether they count, both [windows, window], and positions in each document."""
         starts, stops, counted = windows[:, :1], windows[:, 1:2], windows[:, 2:]
-        places = starts + np.arange(int((stops - starts).max()))
-        real = (counted <= places) & (places < stops)
-        places = np.minimum(places, stops - 1)
+        indices = starts + np.arange(int((stops - starts).max()))
+        counts = (counted <= indices) & (indices < stops)
+        indices = np.minimum(indices, stops - 1)
         if not self.recipe.data.separate_documents:
-            return places, real, None
+            return indices, counts, None
         offsets = corpus.columns["text"].offsets
-        document = offsets[np.searchsorted(offsets, places, side="right") - 1]
-        return places, real, places - np.maximum(document, starts)
+        document = offsets[np.searchsorted(offsets, indices, side="right") - 1]
+        return indices, counts, indices - np.maximum(document, starts)
 
 
 class CausalLM(_Windows):
@@ -205,21 +207,21 @@ class CausalLM(_Windows):
 
     def collate(self, corpus: Corpus, item: np.ndarray, rng: np.random.Generator, step: int) -> Batch:
         stream = corpus.columns["text"].tokens
-        places, real, positions = self.cut(corpus, item)
-        batch = {"input_ids": stream[places], "shift_labels": np.where(real, stream[places + 1], IGNORED)}
+        indices, counts, positions = self.cut(corpus, item)
+        batch = {"input_ids": stream[indices], "shift_labels": np.where(counts, stream[indices + 1], IGNORED)}
         if positions is not None:
             batch["position_ids"] = positions
         return {name: torch.from_numpy(values.astype(np.int64)) for name, values in batch.items()}
 
     def summary(self, sums: Mapping[str, float], targets: int, corpus: Corpus) -> dict[str, float]:
         return super().summary(sums, targets, corpus) | {
-            "bits_per_byte": sums["nats"] / math.log(2) / corpus.bytes,
-            "word_perplexity": math.exp(min(sums["nats"] / corpus.words, 700)),
+            "bits_per_byte": sums["loss_sum"] / math.log(2) / corpus.bytes,
+            "word_perplexity": math.exp(min(sums["loss_sum"] / corpus.words, 700)),
         }
 
 
 class MaskedLM(_Windows):
-    """Hidden tokens, from both sides (BERT, Devlin et al. 2019)."""
+    """Masked tokens, from both sides (BERT, Devlin et al. 2019)."""
 
     auto_model = AutoModelForMaskedLM
 
@@ -240,34 +242,34 @@ class MaskedLM(_Windows):
         return len(corpus.columns["text"].tokens)
 
     def fraction(self, step: int) -> float:
-        """The share of tokens hidden at a step: constant, or on a straight line between two values."""
+        """The share of tokens masked at a step: constant, or on a straight line between two values."""
         first, last = self.recipe.optimisation.mask_fraction[0], self.recipe.optimisation.mask_fraction[-1]
         return first + (last - first) * min(1.0, step / (self.recipe.optimisation.max_steps or 1))
 
     def collate(self, corpus: Corpus, item: np.ndarray, rng: np.random.Generator, step: int) -> Batch:
-        places, real, positions = self.cut(corpus, item)
-        tokens = corpus.columns["text"].tokens[places].astype(np.int64)
+        indices, counts, positions = self.cut(corpus, item)
+        tokens = corpus.columns["text"].tokens[indices].astype(np.int64)
         draw = rng.random(tokens.shape)
         if self.recipe.optimisation.whole_word_masking:
             word = np.maximum.accumulate(np.where(self.inside[tokens], 0, np.arange(tokens.shape[1])), axis=1)
-            draw = np.take_along_axis(draw, word, axis=1)  # one draw a word: its pieces are hidden together
+            draw = np.take_along_axis(draw, word, axis=1)  # one draw a word: its pieces are masked together
         fraction = self.fraction(step)
-        hidden = (draw < fraction) & real & ~self.special[tokens]
-        # Of the hidden tokens 80% show the mask, 10% another token and 10% themselves.
-        fate = rng.random(tokens.shape)
-        shown = np.where(hidden & (fate < 0.8), self.tokenizer.mask_token_id, tokens)
-        shown = np.where(hidden & (fate >= 0.9), rng.integers(0, len(self.special), tokens.shape), shown)
-        batch = {"input_ids": shown, "labels": np.where(hidden, tokens, IGNORED)}
+        masked = (draw < fraction) & counts & ~self.special[tokens]
+        # Of the masked tokens 80% show the mask, 10% another token and 10% themselves.
+        share = rng.random(tokens.shape)
+        input_ids = np.where(masked & (share < 0.8), self.tokenizer.mask_token_id, tokens)
+        input_ids = np.where(masked & (share >= 0.9), rng.integers(0, len(self.special), tokens.shape), input_ids)
+        batch = {"input_ids": input_ids, "labels": np.where(masked, tokens, IGNORED)}
         if positions is not None:
             batch["position_ids"] = positions
-        elif not real.all():
-            batch["attention_mask"] = real.astype(np.int64)
+        elif not counts.all():
+            batch["attention_mask"] = counts.astype(np.int64)
         return {name: torch.from_numpy(values) for name, values in batch.items()}
 
     def score(self, model: torch.nn.Module, batch: Batch) -> dict[str, Tensor]:
         logits, targets = self.predict(model, batch)
         correct = (logits.argmax(-1) == targets).sum()
-        return {"nats": F.cross_entropy(logits, targets, reduction="sum"), "correct": correct}
+        return {"loss_sum": F.cross_entropy(logits, targets, reduction="sum"), "correct": correct}
 
     def summary(self, sums: Mapping[str, float], targets: int, corpus: Corpus) -> dict[str, float]:
         return super().summary(sums, targets, corpus) | {"masked_accuracy": sums["correct"] / targets}
@@ -283,13 +285,3 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
         if not isinstance(inner, torch.nn.Module):
             return model
         model = inner
-
-
-def _accepts(model: torch.nn.Module, name: str) -> bool:
-    kind = type(unwrapped(model))
-    if (kind, name) not in _signatures:
-        _signatures[kind, name] = name in inspect.signature(kind.forward).parameters
-    return _signatures[kind, name]
-
-
-_signatures: dict[tuple[type, str], bool] = {}  # reading a signature costs more than a small batch

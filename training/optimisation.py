@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.optim import AdamW, Optimizer
 from transformers import PreTrainedModel
 
-from .arguments import Optimisation
+from .recipe import Optimisation
 
 
 class Muon(torch.optim.Muon):
@@ -122,13 +122,13 @@ def optimizers(model: PreTrainedModel, spec: Optimisation) -> list[Optimizer]:
     return result
 
 
-def rate(spec: Optimisation, step: int, progress: float, cuts: int = 0) -> float:
+def lr_factor(spec: Optimisation, step: int, progress: float, lr_reductions: int = 0) -> float:
     """The factor on the learning rates of a step.
 
     Args:
         step: optimiser steps done before this one.
         progress: share of the run that is over, by steps or by the clock, whichever is further.
-        cuts: how often `plateau` has cut the rate.
+        lr_reductions: how often `plateau` has reduced the rate.
     """
     warmup = min(1.0, (step + 1) / spec.warmup_steps) if spec.warmup_steps else 1.0
     floor, progress = spec.final_fraction, min(progress, 1.0)
@@ -142,13 +142,13 @@ def rate(spec: Optimisation, step: int, progress: float, cuts: int = 0) -> float
         case "warmup_stable_decay":
             shape = floor + (1 - floor) * min(1.0, (1 - progress) / spec.decay_fraction)
         case "plateau":
-            shape = spec.plateau_factor**cuts
+            shape = spec.plateau_factor**lr_reductions
         case _:
             shape = 1.0
     return warmup * shape
 
 
-def set_rate(optimizers: list[Optimizer], factor: float) -> None:
+def set_lr(optimizers: list[Optimizer], factor: float) -> None:
     """Put `factor` times its base learning rate on every parameter group."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:

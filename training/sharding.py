@@ -15,29 +15,29 @@ from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
-from .arguments import RecipeError
+from .sections import RecipeError
 
 
-def settings(accelerator: Accelerator) -> FullyShardedDataParallelPlugin | None:
+def plugin(accelerator: Accelerator) -> FullyShardedDataParallelPlugin | None:
     """What the launcher asks for; None when it is not FSDP, or when there is nobody to share with.
 
     Raises RecipeError for FSDP1, and for options of FSDP2 that would be left undone.
     """
     if os.environ.get("ACCELERATE_USE_FSDP") != "true" or accelerator.num_processes == 1:
         return None
-    asked = FullyShardedDataParallelPlugin()
-    if asked.fsdp_version != 2:
+    options = FullyShardedDataParallelPlugin()
+    if options.fsdp_version != 2:
         raise RecipeError("accelerate launch --use_fsdp: give --fsdp_version 2 beside it")
     unheeded = {
-        "--fsdp_offload_params": isinstance(asked.cpu_offload, CPUOffloadPolicy),
-        "--fsdp_activation_checkpointing": asked.activation_checkpointing,
+        "--fsdp_offload_params": isinstance(options.cpu_offload, CPUOffloadPolicy),
+        "--fsdp_activation_checkpointing": options.activation_checkpointing,
     }
     for option in (option for option, given in unheeded.items() if given):
         raise RecipeError(f"accelerate launch {option} true: training has no such thing, leave it out")
-    return asked
+    return options
 
 
-def shard(model: PreTrainedModel, asked: FullyShardedDataParallelPlugin, accelerator: Accelerator) -> None:
+def shard(model: PreTrainedModel, options: FullyShardedDataParallelPlugin, accelerator: Accelerator) -> None:
     """Spread a model over all processes, in place: one unit a block, and one for everything else.
 
     Embeddings and head lie in the same unit, so they may be tied. Optimisers are to be made afterwards.
@@ -45,11 +45,11 @@ def shard(model: PreTrainedModel, asked: FullyShardedDataParallelPlugin, acceler
     mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
     for module in model.modules():
         if type(module).__name__ in (model._no_split_modules or ()):
-            fully_shard(module, mesh=mesh, reshard_after_forward=asked.reshard_after_forward)
+            fully_shard(module, mesh=mesh, reshard_after_forward=options.reshard_after_forward)
     fully_shard(model, mesh=mesh)
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """A sharded tensor put together; all processes have to call it. Others are returned as they are."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
@@ -58,7 +58,7 @@ def gather(tensors: Mapping[str, Tensor], keep: bool) -> dict[str, Tensor]:
     """Sharded tensors put together one by one, in main memory of the processes that `keep` them."""
     kept = {}
     for name, tensor in tensors.items():
-        put_together = whole(tensor)
+        put_together = full_tensor(tensor)
         if keep:
             kept[name] = put_together.cpu() if isinstance(tensor, DTensor) else put_together
     return kept
@@ -66,7 +66,7 @@ def gather(tensors: Mapping[str, Tensor], keep: bool) -> dict[str, Tensor]:
 
 def like(tensor: Tensor, other: Tensor) -> Tensor:
     """A tensor that all processes have, or a sharded one, sharded as `other` is."""
-    tensor = whole(tensor)
+    tensor = full_tensor(tensor)
     if not isinstance(other, DTensor):
         return tensor
     return distribute_tensor(tensor.to(other.device), other.device_mesh, other.placements, src_data_rank=None)

@@ -20,6 +20,7 @@ from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME
 
 from ..configuration_scratch import ScratchConfig, ScratchDecoderConfig, ScratchEncoderConfig, ScratchSeq2SeqConfig
+from ..files import replacing
 from ..stack_scratch import ScratchPreTrainedModel
 from .families import FAMILIES
 from .tables import Family
@@ -121,7 +122,9 @@ def convert_folder(source: str | os.PathLike[str], target: str | os.PathLike[str
         else:
             task = native_task(config)
         translation = Translation(*task, config, weights)
-        with _new_folder(target) as new:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(target) as new:
+            new.mkdir()
             _write_weights(translation, new)
             _write_configuration(translation, new)
             if translation.model.can_generate():
@@ -212,20 +215,6 @@ def _generation_config(folder: Path, config: PreTrainedConfig) -> GenerationConf
     if (folder / GENERATION_CONFIG_NAME).exists():
         return GenerationConfig.from_pretrained(folder)
     return GenerationConfig.from_model_config(config)
-
-
-@contextmanager
-def _new_folder(target: Path) -> Iterator[Path]:
-    """A folder under a temporary name beside `target`, which takes that name if nothing fails."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
-        yield temporary
-        temporary.chmod(0o755)  # mkdtemp keeps others out
-        temporary.rename(target)
-    except BaseException:
-        shutil.rmtree(temporary)
-        raise
 
 
 def _write_weights(translation: Translation, folder: Path) -> None:

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..embedding import most_positions
+from ..embedding import longest_output, most_positions
 from .pictures import (
     attention,
     attention_weights,
@@ -70,7 +70,7 @@ def translate(
         ValueError: an empty text, one that is too long, or a layer or head that the model does not have.
     """
     inputs = _typed(model, tokenizer, text)
-    longest = min(2 * inputs["input_ids"].shape[-1] + 10, most_positions(model) - 1)
+    longest = longest_output(inputs["input_ids"].shape[-1], most_positions(model) - 1)
     written = model.generate(**inputs, max_new_tokens=longest)
     translation = tokenizer.decode(written[0], skip_special_tokens=True)
     weights = attention_weights(model, tokenizer, text, translation)

@@ -15,7 +15,6 @@ Shapes: L layers, H heads, T length of the queries, S length of the keys, D widt
 """
 
 import itertools
-import json
 import math
 import os
 import re
@@ -39,16 +38,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..embedding import most_positions
+from ..embedding import longest_output, most_positions
+from ..files import replacing
 from ..layers_scratch import RotaryPositions, SinusoidalPositions
+from .records import RISING
+from .records import read_metrics as read_metrics
 from .sizes import parts
 
 SUFFIXES = (".png", ".svg")
 COLOURS = "viridis"  # even steps of lightness, also to the colour-blind
 # Okabe and Ito's colours, which the colour-blind can tell apart; without the yellow, too pale for a line.
 LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-# Scores of which more is better; for everything else (losses, perplexities) less is. Most telling first.
-RISING = ("bleu", "bleu_lowercase", "chrf", "exact_match", "masked_accuracy")
 # Names that tables of positions have in transformers' models.
 _TABLES = re.compile(r"(position_embeddings?|embed_positions|positions_embed|wpe)$")
 
@@ -60,12 +60,8 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
         ValueError: another suffix, or no folder to write into.
     """
     path = check_path(path)
-    temporary = path.with_name(f".{path.name}")
-    try:
+    with replacing(path) as temporary:
         figure.savefig(temporary, dpi=120, format=path.suffix[1:].lower())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
     return path
 
 
@@ -209,7 +205,7 @@ def attention_weights(
         written = encode(model, tokenizer, target, "text_target")["input_ids"]
         read = torch.cat((written.new_tensor([[_start(model)]]), written[:, :-1]), dim=1)
     elif model.can_generate():
-        longest = min(2 * len(source) + 10, most_positions(model) - 1)
+        longest = longest_output(len(source), most_positions(model) - 1)
         generated = model.generate(**inputs, num_beams=1, do_sample=False, max_new_tokens=longest)
         read, written = generated[:, :-1], generated[:, 1:]
     else:
@@ -446,32 +442,6 @@ def _label(panel: Axes, renderer: RendererAgg, labels: Sequence[tuple[str, tuple
         pixel = 72 / panel.figure.dpi  # in points, which hold at whatever resolution the figure is saved
         label.set_position(((moved.x0 - box.x0) * pixel, (moved.y0 - box.y0) * pixel))
         taken.append(moved)
-
-
-def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The measurements of a run, oldest first, from its folder or its `metrics.jsonl`; a last line cut off by a kill is
-    left out.
-
-    Raises:
-        ValueError: no such file, or a line that is no record.
-    """
-    path = Path(path)
-    path = path / "metrics.jsonl" if path.is_dir() else path
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: no metrics of a run to read there ({error})") from error
-    records = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            record = json.loads(line) if line else None
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}, line {number}: not JSON ({error})") from error
-        if record is not None:
-            if not isinstance(record, dict) or not {"event", "step"} <= record.keys():
-                raise ValueError(f"{path}, line {number}: a record needs 'event' and 'step', found {line:.80}")
-            records.append(record)
-    return records
 
 
 def curves(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from demo.grammar import write
-from training.arguments import dump, parse
-from training.data import read
+from training.corpus import read
+from training.recipe import dump, parse
 
 RECIPE = Path(__file__).parents[2] / "demo" / "recipe.yaml"
 

@@ -21,13 +21,14 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from hf_scratch_transformer.tokenization import Family, train_tokenizer
 
-from .arguments import Data, Recipe, RecipeError
+from .recipe import Data, Recipe
+from .sections import RecipeError
 
 FAMILIES: dict[str, Family] = {"translation": "seq2seq", "causal_lm": "decoder", "masked_lm": "encoder"}
 # How a file is read, by its ending; anything else is plain text.
 BUILDERS = {"txt": "text", "json": "json", "jsonl": "json", "csv": "csv", "tsv": "csv", "parquet": "parquet"}
 CHUNK = 10_000  # rows handled at once
-MISSING = "\ufffd"  # what a byte that is not UTF-8 is read as
+REPLACEMENT = "\ufffd"  # what a byte that is not UTF-8 is read as
 
 Columns = dict[str, list[Any]]
 Encode = Callable[[list[str]], list[list[int]]]  # token ids of each text
@@ -172,7 +173,7 @@ def clean(
                 refused["not text"] += 1
             elif not empty_allowed and not all(text.strip() for text in texts):
                 refused["empty"] += 1
-            elif any(MISSING in text for text in texts):
+            elif any(REPLACEMENT in text for text in texts):
                 refused["broken UTF-8"] += 1
             else:
                 keep.append(row)
@@ -253,9 +254,9 @@ class Sequences:
         """[rows, longest of them] int64, filled up on the right; the width is rounded up to a multiple."""
         starts, lengths = self.offsets[rows], self.offsets[rows + 1] - self.offsets[rows]
         columns = np.arange(-(-int(lengths.max()) // multiple) * multiple)
-        real = columns < lengths[:, None]
-        out = np.full(real.shape, fill, np.int64)
-        out[real] = self.tokens[(starts[:, None] + columns)[real]]
+        is_token = columns < lengths[:, None]
+        out = np.full(is_token.shape, fill, np.int64)
+        out[is_token] = self.tokens[(starts[:, None] + columns)[is_token]]
         return out
 
     def _bounds(self, rows: np.ndarray) -> Iterator[tuple[int, int]]:

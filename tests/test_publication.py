@@ -1,0 +1,54 @@
+"""The finished model on the Hub."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from tests import tiny_runs
+
+from .hub_server import TOKEN, USER
+from .test_hub import hub, online, stranger  # noqa: F401  (two of them fixtures)
+
+TRANSLATE = """
+model = load(job["repo"], "AutoModelForSeq2SeqLM")
+tokenizer = transformers.AutoTokenizer.from_pretrained(job["repo"])
+assert tokenizer(job["text"]).input_ids == inputs["input_ids"][0].tolist()
+save_file({"logits": logits(model, inputs)}, "loaded.safetensors")
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    return tiny_runs.write_recipe(tmp_path, optimisation={"max_steps": 2}, evaluation={"every_steps": 2})
+
+
+def test_a_run_pushes_a_model_that_strangers_can_use(recipe, online, tmp_path, monkeypatch, capsys):  # noqa: F811
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    repo, folder, text = f"{USER}/numbers", tmp_path / "run" / "model", "one two three"
+    assert tiny_runs.run(recipe, tmp_path / "run", "--push_to_hub", repo) == 0
+    assert f"pushed: {online.url}/{repo}" in capsys.readouterr().out
+    published, local = online.tree(repo), {path.name for path in folder.iterdir() if path.is_file()}
+    assert local <= published.keys() and {"README.md", "curves.png", "model.safetensors"} <= local
+    assert f'"{repo}"' in published["README.md"].decode()
+    inputs = AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt")
+    inputs = {"input_ids": inputs["input_ids"], "decoder_input_ids": inputs["input_ids"]}
+    save_file({name: values.clone() for name, values in inputs.items()}, tmp_path / "inputs.safetensors")
+    stranger(online, tmp_path, TRANSLATE, [{"repo": repo, "text": text, "folder": str(tmp_path)}])
+    with torch.no_grad():
+        expected = AutoModelForSeq2SeqLM.from_pretrained(folder).eval()(**inputs).logits
+    torch.testing.assert_close(load_file(tmp_path / "loaded.safetensors")["logits"], expected)
+    online.edit(repo, "notes.txt", b"theirs")
+    assert tiny_runs.run(recipe, tmp_path / "run", "--resume", "--push_to_hub", repo) == 0, "a push can be made up for"
+    assert "notes.txt" in online.tree(repo)
+
+
+def test_a_push_that_fails_is_one_line_and_the_model_is_there(recipe, online, tmp_path, monkeypatch, capsys):  # noqa: F811
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    assert tiny_runs.run(recipe, tmp_path / "run", "--push_to_hub", f"{USER}/refused") == 1
+    message = capsys.readouterr().err.strip().split("training: ")[-1]
+    assert message.startswith(f"push_to_hub: {USER}/refused was not pushed, but {tmp_path}") and "401" in message
+    assert json.loads((tmp_path / "run" / "model" / "config.json").read_text())["model_type"] == "scratch_seq2seq"
+    assert f"{USER}/refused" not in online.repositories

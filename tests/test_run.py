@@ -1,0 +1,174 @@
+"""A run: its folder, its set-up, its state through a checkpoint and back, and the weights it ends with."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests import tiny_runs
+from training import checkpoints
+from training.run import RENAMED, State
+
+ROOT = Path(__file__).parent.parent
+# The state of a checkpoint that version 0.1 wrote.
+STATE_OF_0_1 = {
+    "step": 7,
+    "epoch": 1,
+    "part": 0,
+    "batch": 3,
+    "seconds": 2.5,
+    "targets": 323,
+    "window_nats": 4.5,
+    "window_targets": 11,
+    "window_start": 2.0,
+    "score": 4.6,
+    "stale": 2,
+    "cuts": 1,
+    "uncut": 3,
+    "done": {"evaluation": 0.5, "checkpoint": 0.3},
+    "averaged": 6,
+}
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    return tiny_runs.write_recipe(tmp_path)
+
+
+def test_importing_training_runs_no_command_line_and_draws_no_picture():
+    modules = [f"training.{path.stem}" for path in (ROOT / "training").glob("*.py") if not path.stem.startswith("__")]
+    code = f"import sys, {', '.join(modules)}; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert not {"training.__main__", "hf_scratch_transformer.insight.pictures"} & set(loaded.stdout.split())
+
+
+def test_a_run_is_not_overwritten_unasked(recipe, tmp_path, capsys):
+    output = tmp_path / "run"
+    (output / "corpus").mkdir(parents=True)
+    (output / "metrics.jsonl").write_text("", encoding="utf-8")
+    assert tiny_runs.run(recipe, output) == 2
+    assert "--resume goes on, --overwrite replaces it" in capsys.readouterr().err
+    assert tiny_runs.run(recipe, output, "--overwrite", "--optimisation.max_steps", "1") == 0
+    assert (output / "corpus").is_dir(), "what the run did not write stays"
+
+
+def test_a_run_that_never_started_is_not_in_the_way(recipe, tmp_path):
+    output = tmp_path / "run"
+    assert tiny_runs.run(recipe, output, "--tokenizer.path", str(tmp_path / "nowhere")) == 2
+    assert (output / "recipe.yaml").exists()
+    assert tiny_runs.run(recipe, output, "--optimisation.max_steps", "1") == 0
+
+
+def test_a_folder_that_holds_no_run_loses_nothing(recipe, tmp_path, capsys):
+    theirs = tmp_path / "run" / "tokenizer" / "notes.txt"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("not of a run", encoding="utf-8")
+    assert tiny_runs.run(recipe, tmp_path / "run") == 2
+    assert "output_dir: " in capsys.readouterr().err
+    assert theirs.exists()
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(recipe, tmp_path, capsys):
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    assert tiny_runs.run(recipe, tmp_path / "file" / "run") == 2
+    assert "output_dir" in capsys.readouterr().err
+
+
+def test_the_state_that_version_0_1_wrote_is_read_by_its_names():
+    assert State.read(STATE_OF_0_1) == State(
+        step=7,
+        epoch=1,
+        batch=3,
+        seconds=2.5,
+        targets=323,
+        window_loss_sum=4.5,
+        window_targets=11,
+        window_start=2.0,
+        best_score=4.6,
+        bad_evals=2,
+        lr_reductions=1,
+        plateau_evals=3,
+        last_done={"evaluation": 0.5, "checkpoint": 0.3},
+        n_averaged=6,
+    )
+    assert State.read(vars(State(step=3, best_score=1.0))) == State(step=3, best_score=1.0)
+
+
+def test_a_run_of_version_0_1_is_resumed_as_if_it_had_never_stopped(tmp_path):
+    """Its checkpoint has the same files, and other names in the state, all of which the rest of this run depends on."""
+    recipe = tiny_runs.write_recipe(
+        tmp_path,
+        optimisation={"schedule": "plateau", "plateau_patience": 1, "final_weights": "ema", "learning_rate": 0.3},
+        evaluation={"every_steps": 2, "early_stopping": 9},
+        checkpoints={"keep_last": 9},
+    )
+    assert tiny_runs.run(recipe, tmp_path / "whole") == 0
+    shutil.copytree(tmp_path / "whole", tmp_path / "run")
+    for folder in (tmp_path / "run" / "checkpoints").iterdir():
+        if folder.name > "step-00000008":
+            shutil.rmtree(folder)
+    newest = max((tmp_path / "run" / "checkpoints").iterdir())
+    record = checkpoints.read_state(newest)
+    older = {name: old for old, name in RENAMED.items()}
+    record["state"] = {older.get(name, name): value for name, value in record["state"].items()}
+    assert record["state"].keys() == STATE_OF_0_1.keys() and record["state"]["averaged"] == 8
+    text = json.dumps(record, indent=1)
+    (newest / "state.json").write_text(text, encoding="utf-8")
+    manifest = newest / checkpoints.MANIFEST
+    sums = json.loads(manifest.read_text()) | {"state.json": checkpoints._sha256(newest / "state.json")}
+    manifest.write_text(json.dumps(sums), encoding="utf-8")
+    assert tiny_runs.run(recipe, tmp_path / "run", "--resume") == 0
+    assert tiny_runs.losses(tmp_path / "run") == tiny_runs.losses(tmp_path / "whole")
+    one, other = tiny_runs.weights(tmp_path / "whole"), tiny_runs.weights(tmp_path / "run")
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_what_a_kill_left_half_written_is_cleared_away_on_resuming(recipe, tmp_path):
+    assert tiny_runs.run(recipe, tmp_path / "run", "--optimisation.max_steps", "4") == 0
+    half = tmp_path / "run" / "checkpoints" / ".step-00000005.x8a9"
+    half.mkdir()
+    (half / "model.safetensors").write_bytes(b"half")
+    assert tiny_runs.run(recipe, tmp_path / "run", "--optimisation.max_steps", "4", "--resume") == 0
+    assert not half.exists()
+
+
+def test_a_changed_run_is_not_resumed_unless_forced(tmp_path, capsys):
+    recipe = tiny_runs.write_recipe(tmp_path, optimisation={"max_steps": 4}, checkpoints={"every_steps": 2})
+    assert tiny_runs.run(recipe, tmp_path / "run") == 0
+    for words, named in {
+        ("--optimisation.learning_rate", "0.5"): "optimisation.learning_rate",
+        ("--seed", "7"): "seed",
+    }.items():
+        assert tiny_runs.run(recipe, tmp_path / "run", "--resume", *words) == 1
+        assert named in capsys.readouterr().err
+    corpus = tmp_path / "corpus" / "train.en"
+    corpus.write_text(corpus.read_text().replace("one", "two"), encoding="utf-8")
+    assert tiny_runs.run(recipe, tmp_path / "run", "--resume") == 1
+    assert "corpus" in capsys.readouterr().err
+    assert tiny_runs.run(recipe, tmp_path / "run", "--resume", "--force") == 0
+
+
+@pytest.mark.parametrize("choice", ["ema", "mean", "best"])
+def test_final_weights(choice, tmp_path):
+    recipe = tiny_runs.write_recipe(
+        tmp_path,
+        optimisation={"final_weights": choice, "mean_of": 2, "ema_decay": 0.5},
+        checkpoints={"every_steps": 4, "keep_last": 2},
+    )
+    assert tiny_runs.run(recipe, tmp_path / "run") == 0
+    folders = sorted((tmp_path / "run" / "checkpoints").iterdir())
+    saved = [tiny_runs.load_file(folder / "model.safetensors") for folder in folders]
+    final = tiny_runs.weights(tmp_path / "run")
+    name = (
+        "lm_head.weight" if "lm_head.weight" in final and "lm_head.weight" in saved[-1] else "model.decoder.norm.weight"
+    )
+    assert not torch.equal(final[name], saved[-1][name]) or choice == "best"
+    if choice == "mean":
+        torch.testing.assert_close(final[name], (saved[-1][name] + saved[-2][name]) / 2)
+    elif choice == "ema":
+        average = tiny_runs.load_file(folders[-1] / "average.safetensors")
+        assert torch.equal(final[name], average[name])

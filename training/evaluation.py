@@ -1,0 +1,134 @@
+"""What is measured: on the validation split while training, on the test split once it is over."""
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate.utils import gather_object
+
+from hf_scratch_transformer.files import write_text
+from hf_scratch_transformer.insight.records import RISING
+
+from . import metrics
+from .corpus import Batches, Corpus
+from .objectives import Translation
+from .run import EVALUATION, Run, TrainingError
+
+
+def validate(run: Run) -> dict[str, Any]:
+    """Loss and scores on the validation split, with the weights that the run would end with now."""
+    corpus, spec = run.validation, run.recipe.evaluation
+    assert corpus is not None
+    with _evaluating(run) as model:
+        values: dict[str, Any] = evaluate(run, model, corpus)
+        rows = min(spec.generate_rows, run.objective.examples(corpus))
+        if rows and isinstance(run.objective, Translation):
+            outputs = translate(run, model, corpus, np.arange(rows), num_beams=1)
+            values |= metrics.translation_scores(outputs, corpus.texts["target"][:rows])
+            sources, references = corpus.texts["source"], corpus.texts["target"]
+            values["samples"] = [
+                {"source": sources[row], "reference": references[row], "output": outputs[row]}
+                for row in range(min(spec.samples, rows))
+            ]
+    return values
+
+
+def judge(run: Run, values: dict[str, Any]) -> tuple[float | None, bool]:
+    """Compare an evaluation with those before it, and note in the state what came of it.
+
+    Returns the score (lower is better) if this evaluation is to be kept as the best, and whether the run should end for
+    want of progress. Raises TrainingError when the recipe's metric is not among the values.
+    """
+    spec, state = run.recipe.evaluation, run.state
+    if spec.best_metric not in values:
+        names = ", ".join(name for name, value in values.items() if isinstance(value, float))
+        raise TrainingError(f"evaluation.best_metric: {spec.best_metric!r} is not measured; choose from {names}")
+    score = values[spec.best_metric] * (-1 if spec.best_metric in RISING else 1)
+    is_better = state.best_score is None or score < state.best_score
+    if is_better:
+        state.best_score, state.bad_evals, state.plateau_evals = score, 0, 0
+    else:
+        state.bad_evals, state.plateau_evals = state.bad_evals + 1, state.plateau_evals + 1
+    if state.plateau_evals >= run.recipe.optimisation.plateau_patience:
+        state.lr_reductions, state.plateau_evals = state.lr_reductions + 1, 0
+    is_exhausted = spec.early_stopping is not None and state.bad_evals >= spec.early_stopping
+    return score if is_better and run.recipe.checkpoints.keep_best else None, is_exhausted
+
+
+def test(run: Run) -> dict[str, Any]:
+    """Measure the finished model on the test split; translations are also written to `test_outputs.txt`."""
+    spec, corpus, model = run.recipe.evaluation, run.test, run.eval_model
+    if corpus is None:
+        return {}
+    model.eval()
+    values: dict[str, Any] = evaluate(run, model, corpus)
+    if isinstance(run.objective, Translation):
+        outputs = translate(run, model, corpus, np.arange(run.objective.examples(corpus)), spec.num_beams)
+        references = corpus.texts["target"]
+        values |= metrics.translation_scores(outputs, references)
+        values["groups"] = {
+            column: metrics.grouped_scores(outputs, references, corpus.texts[column]) for column in spec.group_by
+        }
+        if run.is_main:
+            lines = "".join(" ".join(output.split()) + "\n" for output in outputs)
+            write_text(run.folder / "test_outputs.txt", lines)
+    if run.is_main:
+        run.log.write("test", step=run.state.step, seconds=round(run.clock(), 2), **values)
+    return values
+
+
+@torch.no_grad()
+def evaluate(run: Run, model: torch.nn.Module, corpus: Corpus) -> dict[str, float]:
+    """Loss and the objective's other metrics over a whole corpus, each process taking some of the batches."""
+    accelerator, objective = run.accelerator, run.objective
+    plan = objective.plan(corpus, None)
+    batches = Batches(
+        plan,
+        partial(objective.collate, corpus),
+        objective.targets,
+        key=(run.recipe.seed, EVALUATION),
+        first_step=run.recipe.optimisation.max_steps or 0,  # where a masking schedule ends
+    )
+    sums: dict[str, torch.Tensor] = defaultdict(lambda: torch.zeros((), dtype=torch.float64, device=accelerator.device))
+    targets = 0
+    for index in range(len(plan)):
+        if index % accelerator.num_processes == accelerator.process_index:
+            batch, count = batches[index]
+            targets += count
+            with accelerator.autocast():
+                scores = objective.score(model, {n: v.to(accelerator.device) for n, v in batch.items()})
+            for name, value in scores.items():
+                sums[name] += value
+    sums["targets"] += targets
+    totals: dict[str, float] = defaultdict(float)
+    # As objects, since a process for which there was no batch does not know the names.
+    for part in gather_object([{name: float(value) for name, value in sums.items()}]):
+        for name, value in part.items():
+            totals[name] += value
+    return objective.summary(totals, int(totals.pop("targets")), corpus)
+
+
+def translate(run: Run, model: torch.nn.Module, corpus: Corpus, rows: np.ndarray, num_beams: int) -> list[str]:
+    """Translations of some rows, in order; each process does some of them."""
+    assert isinstance(run.objective, Translation)
+    process, processes = run.accelerator.process_index, run.accelerator.num_processes
+    mine = rows[process::processes]
+    with run.accelerator.autocast():
+        texts = run.objective.translate(model, corpus, mine, num_beams) if len(mine) else []
+    done = dict(gather_object(list(zip(mine.tolist(), texts, strict=True))))
+    return [done[row] for row in rows.tolist()]
+
+
+@contextlib.contextmanager
+def _evaluating(run: Run) -> Iterator[torch.nn.Module]:
+    """The model to measure: without dropout, and with averaged weights where the run keeps them."""
+    model = run.measured_model()
+    model.eval()
+    yield model
+    run.unwrapped_model.train()
+    if run.is_sharded:
+        run.eval_model.cpu()  # the device may not have room for it while training

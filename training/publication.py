@@ -1,0 +1,102 @@
+"""What a finished run hands on: the model's folder as a Hub repository, its card, the results on the terminal."""
+
+import json
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hf_scratch_transformer import hub
+from hf_scratch_transformer.files import replacing
+
+from . import metrics
+from .corpus import Corpus
+from .recipe import dump
+from .run import Run, TrainingError
+
+
+def publish(run: Run, results: dict[str, Any]) -> None:
+    """Save the model, say what came of the test, and put card and model where the recipe wants them.
+
+    Raises TrainingError when the Hub does not take the model.
+    """
+    if not run.is_main:
+        return
+    recipe, folder = run.recipe, run.folder / "model"
+    save_model(run, folder)
+    summarise(results, run.folder)
+    if recipe.model_card is not None:
+        metrics.copy_card(run.folder, Path(recipe.model_card))
+    if recipe.push_to_hub is not None:
+        push(folder, recipe.push_to_hub)
+
+
+def save_model(run: Run, folder: Path) -> None:
+    """Weights, code, tokenizer, generation settings and card."""
+    model, tokenizer, spec = run.eval_model, run.objective.tokenizer, run.recipe.evaluation
+    if run.recipe.objective == "translation":
+        settings: dict[str, Any] = {"max_new_tokens": run.recipe.data.max_length, "num_beams": spec.num_beams}
+        if spec.num_beams > 1:
+            settings["length_penalty"] = spec.length_penalty
+        model.generation_config.update(**settings)
+    tokenizer.model_max_length = model.config.max_position_embeddings
+    run.draw()
+    with replacing(folder) as temporary:
+        model.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+        shutil.copy(run.folder / "curves.png", temporary)
+        hub.write_model_card(temporary, records(run), run.recipe.push_to_hub)
+
+
+def records(run: Run) -> hub.RunRecords:
+    """What the run wrote down about itself, for the model card."""
+    recipe = run.recipe
+    lines = metrics.read(run.log.path)
+    is_file = Path(recipe.data.path).exists()
+    last = {line["event"]: line for line in lines}
+    about = json.loads((run.folder / "environment.json").read_text(encoding="utf-8"))
+    evaluated = min(recipe.evaluation.generate_rows, run.objective.examples(run.validation)) if run.validation else 0
+    example = (run.test or run.validation or Corpus({})).texts.get("source", ())
+    return hub.RunRecords(
+        name=run.folder.name,
+        command=shlex.join(about.pop("command")),
+        dataset=Path(recipe.data.path).name if is_file else recipe.data.path,
+        dataset_id=None if is_file else recipe.data.path,
+        dataset_config=recipe.data.name,
+        dataset_revision=recipe.data.revision,
+        data={"training rows": run.rows, "target tokens predicted in training": run.state.targets}
+        | ({"validation rows translated, greedily": evaluated} if recipe.objective == "translation" else {}),
+        languages=recipe.data.languages,
+        recipe=yaml.safe_load(dump(recipe)),
+        environment=about,
+        metrics=lines,
+        results={
+            "test" if event == "test" else "validation": last[event]
+            for event in ("evaluation", "test")
+            if event in last
+        },
+        **({"example": example[0]} if example else {}),
+    )
+
+
+def summarise(results: dict[str, Any], folder: Path) -> None:
+    """The test's results and where everything is, on the terminal."""
+    for name, value in results.items():
+        if isinstance(value, float):
+            signature = results.get(f"{name}_signature")
+            print(f"test {name}: {value:.4g}" + (f"  ({signature})" if signature else ""))
+    for column, groups in results.get("groups", {}).items():
+        for group, scores in groups.items():
+            print(f"test {column}, {group}: " + ", ".join(f"{name} {value:.4g}" for name, value in scores.items()))
+    print(f"the run is in {folder}, the model in {folder / 'model'}")
+
+
+def push(folder: Path, repo_id: str) -> None:
+    """Upload the finished model. Raises TrainingError if that fails: the model is there all the same."""
+    try:
+        commit = hub.push(folder, repo_id)
+    except Exception as error:  # whatever the network, the Hub or their library say
+        raise TrainingError(f"push_to_hub: {repo_id} was not pushed, but {folder} is complete: {error}") from error
+    print(f"pushed: {commit.commit_url}")

@@ -1,0 +1,384 @@
+"""Recipes: everything that decides what a run computes, and what cannot go together.
+
+All problems are reported in a single `RecipeError`, so that a recipe with three mistakes needs one run to mend.
+"""
+
+import contextlib
+import dataclasses
+import importlib.util
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from huggingface_hub.errors import StrictDataclassFieldValidationError
+from pydantic import Field
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
+
+import hf_scratch_transformer  # noqa: F401  (registers the three families with the Auto classes)
+
+from .sections import RecipeError, Section, names, nearest, override, read_yaml, shown, validated
+
+Names = tuple[str, ...]
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+Momentum = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Data(Section):
+    """Where the corpus lies and how it becomes batches."""
+
+    path: str = Field(examples=["runs/grammar"], description="a Hub dataset id, a folder or a file")
+    name: str | None = Field(None, description="configuration of the Hub dataset")
+    revision: str | None = Field(None, description="of the Hub dataset: a branch, tag or commit")
+    splits: dict[str, Names] = Field(
+        {"train": ("train",)},
+        description="train, validation, test: names to look for, the first that exists counts: a Hub split, a file, or "
+        "the common stem of parallel text files (`train` finds train.en and train.de); `name[:90%]` takes a part",
+    )
+    columns: dict[str, Names] = Field(
+        {},
+        description="source and target for translation, else text: names of the column to look for, the first that "
+        "exists counts",
+    )
+    sample_by: Literal["line", "paragraph", "document"] = Field("line", description="what a row of plain text is")
+    streaming: bool = Field(False, description="read the training split part by part, not into memory at once")
+    part_rows: int = Field(100_000, ge=1, description="rows of a streamed part")
+    malformed: Literal["skip", "refuse"] = Field("skip", description="what happens to rows that cannot be used")
+    max_length: int = Field(256, ge=2, description="tokens of one side of a pair; longer rows are malformed")
+    window: int = Field(256, ge=2, description="predictions per window of a language model")
+    separate_documents: bool = Field(False, description="no attention between documents that share a window")
+    random_windows: bool = Field(False, description="windows at random offsets, not a partition of the corpus")
+    batch_tokens: int = Field(4096, ge=2, description="padded tokens of one batch, over all processes")
+    workers: int = Field(0, ge=0, description="loader processes")
+    languages: Names = Field((), description="ISO 639 codes, for the model card")
+
+
+class Tokenizer(Section):
+    """The vocabulary: trained on the training split, or loaded from a folder or the Hub."""
+
+    path: str | None = Field(None, description="a folder or Hub id; null trains one")
+    algorithm: Literal["byte_bpe", "wordpiece", "char"] | None = Field(None, description="null: what suits the family")
+    vocab_size: int = Field(8000, ge=2, description="most tokens in all; a small corpus gives fewer")
+    min_frequency: int = Field(2, ge=1, description="how often a token has to occur")
+    lowercase: bool = Field(False, description="make no difference between capitals and small letters")
+
+
+class Optimisation(Section):
+    """The update rule, its schedule, and when training ends."""
+
+    optimizer: Literal["adamw", "muon"] = Field(
+        "adamw", description="muon: Muon on the matrices, AdamW on everything else"
+    )
+    learning_rate: float = Field(1e-3, gt=0, description="of AdamW")
+    matrix_learning_rate: float = Field(0.02, gt=0, description="of Muon")
+    betas: tuple[Momentum, Momentum] = Field((0.9, 0.95), description="of AdamW")
+    momentum: float = Field(0.95, ge=0, lt=1, description="of Muon")
+    weight_decay: float = Field(0.0, ge=0, description="on matrices only")
+    schedule: Literal["constant", "linear", "cosine", "inverse_sqrt", "warmup_stable_decay", "plateau"] = Field(
+        "linear", description="of the learning rate, after the warmup"
+    )
+    warmup_steps: int = Field(100, ge=0, description="steps in which the learning rate rises from zero")
+    final_fraction: float = Field(0.0, ge=0, lt=1, description="of the learning rate, at the end of a decay")
+    decay_fraction: Fraction = Field(0.2, description="of the run, in which warmup_stable_decay decays")
+    plateau_factor: Fraction = Field(0.9, description="by which plateau multiplies the learning rate")
+    plateau_patience: int = Field(10, ge=1, description="evaluations without progress before plateau does so")
+    max_steps: int | None = Field(None, ge=1, description="steps of the run")
+    max_minutes: float | None = Field(
+        None, gt=0, description="wall clock of the run; the schedule follows whichever limit is nearer"
+    )
+    accumulation: int = Field(1, ge=1, description="batches per step")
+    clip_norm: float = Field(1.0, ge=0, description="largest norm of the gradient; 0: no clipping")
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the target spread over the vocabulary")
+    r_drop: float = Field(0.0, ge=0, description="weight of the divergence between two dropout masks")
+    mask_fraction: tuple[Fraction, ...] = Field(
+        (0.15,),
+        min_length=1,
+        max_length=2,
+        description="of the tokens of a masked LM: constant, or first and last value of a linear schedule",
+    )
+    whole_word_masking: bool = Field(False, description="mask all pieces of a word together")
+    final_weights: Literal["last", "best", "ema", "mean"] = Field(
+        "last",
+        description="what is tested in the end and becomes the model: the weights of the last step or of the best "
+        "evaluation, their exponential moving average, or the mean of the last checkpoints",
+    )
+    ema_decay: Fraction = Field(0.999, description="of the exponential moving average, per step")
+    mean_of: int = Field(5, ge=2, description="checkpoints in the mean")
+    precision: Literal["fp32", "tf32", "bf16", "auto"] = Field(
+        "fp32",
+        description="fp32: nothing is rounded; tf32: products of matrices in a GPU's TF32 units, on a CPU as fp32; "
+        "bf16: autocast; auto: bf16 where the hardware multiplies it, else fp32",
+    )
+    compile: bool = Field(False, description="torch.compile")
+
+
+class Evaluation(Section):
+    """What is measured while training and at its end."""
+
+    every_steps: int | None = Field(None, ge=1, description="steps between evaluations")
+    every_minutes: float | None = Field(None, gt=0, description="minutes between evaluations")
+    stride: int | None = Field(
+        None,
+        ge=1,
+        description="tokens from one evaluation window of a causal LM to the next, null: the window, no overlap; each "
+        "token counts once, all but the first window's see at least `data.window - stride` tokens before them, for as "
+        "many times the work as strides fit into the window",
+    )
+    generate_rows: int = Field(200, ge=0, description="validation rows translated at each evaluation; 0: loss only")
+    samples: int = Field(3, ge=0, description="outputs shown at each evaluation")
+    num_beams: int = Field(1, ge=1, description="at the final test; evaluations on the way decode greedily")
+    length_penalty: float = Field(1.0, description="exponent of the length that beam search divides scores by")
+    group_by: Names = Field((), description="columns of the test rows by whose values scores are also given apart")
+    best_metric: str = Field("loss", description="loss (lower is better) or a score (higher is better)")
+    early_stopping: int | None = Field(None, ge=1, description="evaluations without progress before the run ends")
+
+
+class Checkpoints(Section):
+    """How often the run is saved and what is kept."""
+
+    every_steps: int | None = Field(None, ge=1, description="steps between checkpoints")
+    every_minutes: float | None = Field(None, gt=0, description="minutes between checkpoints")
+    keep_last: int = Field(2, ge=1, description="newest checkpoints kept")
+    keep_best: int = Field(1, ge=0, description="checkpoints kept for their evaluation")
+
+
+class Recipe(Section):
+    """Everything that decides what a run computes, and where it writes."""
+
+    objective: Literal["translation", "causal_lm", "masked_lm"] = Field(
+        examples=["translation"], description="what is predicted"
+    )
+    model: dict[str, Any] = Field(
+        examples=[{"model_type": "scratch_seq2seq"}],
+        description="model_type and the fields of its configuration: --model.hidden_size 256",
+    )
+    data: Data = Field(examples=[{"path": "runs/grammar"}])
+    tokenizer: Tokenizer = Tokenizer()
+    optimisation: Optimisation = Optimisation()
+    evaluation: Evaluation = Evaluation()
+    checkpoints: Checkpoints = Checkpoints()
+    seed: int = Field(1, ge=0, lt=2**32, description="of everything that is drawn at random")
+    output_dir: str = Field("", min_length=1, description="the run's folder; by default runs/<name of the recipe>")
+    log_every: int = Field(10, ge=1, description="steps between lines of the log")
+    trackers: tuple[Literal["tensorboard", "trackio"], ...] = Field((), description="where the log is shown as well")
+    resume: bool = Field(False, description="continue from the newest complete checkpoint of output_dir")
+    force: bool = Field(False, description="resume although the recipe, vocabulary or corpus has changed")
+    overwrite: bool = Field(False, description="replace the run that output_dir holds")
+    push_to_hub: str | None = Field(None, description="repository that receives the finished model folder")
+    model_card: str | None = Field(
+        None, description="folder that receives the card, its picture and the run's records, without weights"
+    )
+
+    def build_config(self, **fields: Any) -> PreTrainedConfig:
+        """The model's configuration; `fields` (vocabulary size, special tokens) fill in what the recipe leaves open."""
+        return AutoConfig.for_model(**{**fields, **self.model})
+
+    def identity(self) -> dict[str, Any]:
+        """The part of the recipe that a resumed run must share: everything but places, retention and reporting."""
+        reporting = {"output_dir", "trackers", "push_to_hub", "model_card", "checkpoints"}
+        by_content = {"path", "splits", "workers", "languages"}  # the corpus is compared by its content
+        excluded = dict.fromkeys(reporting | ORDERS, True) | {"data": by_content}
+        return self.model_dump(mode="json", exclude=excluded)
+
+
+ORDERS = {"resume", "force", "overwrite"}  # to one process, not properties of the run
+OURS = ("scratch_encoder", "scratch_decoder", "scratch_seq2seq")
+COLUMNS = {"translation": ("source", "target"), "causal_lm": ("text",), "masked_lm": ("text",)}
+# What fields are called elsewhere.
+SYNONYMS = {
+    "batch_size": "data.batch_tokens",
+    "block_size": "data.window",
+    "d_ff": "model.intermediate_size",
+    "d_model": "model.hidden_size",
+    "dataset": "data.path",
+    "epochs": "optimisation.max_steps",
+    "eval_steps": "evaluation.every_steps",
+    "grad_clip": "optimisation.clip_norm",
+    "gradient_accumulation_steps": "optimisation.accumulation",
+    "logging_steps": "log_every",
+    "lr": "optimisation.learning_rate",
+    "lr_scheduler_type": "optimisation.schedule",
+    "max_grad_norm": "optimisation.clip_norm",
+    "max_seq_length": "data.window",
+    "mixed_precision": "optimisation.precision",
+    "n_embd": "model.hidden_size",
+    "n_head": "model.num_attention_heads",
+    "n_layer": "model.num_hidden_layers",
+    "num_heads": "model.num_attention_heads",
+    "num_layers": "model.num_hidden_layers",
+    "num_train_epochs": "optimisation.max_steps",
+    "num_workers": "data.workers",
+    "per_device_train_batch_size": "data.batch_tokens",
+    "report_to": "trackers",
+    "save_steps": "checkpoints.every_steps",
+    "save_total_limit": "checkpoints.keep_last",
+    "seq_len": "data.window",
+}
+
+
+def parse(argv: Sequence[str]) -> Recipe:
+    """Read `RECIPE.yaml [--key value | --key=value | --flag] ...`; keys are dotted (`--model.hidden_size 256`).
+
+    Raises RecipeError, with every problem found in one message.
+    """
+    if not argv or argv[0].startswith("-"):
+        raise RecipeError("usage: accelerate launch -m training RECIPE.yaml [--key value ...]; --help lists the keys")
+    path = Path(argv[0])
+    tree, problems = read_yaml(path)
+    problems += override(tree, argv[1:], Recipe)
+    tree.setdefault("output_dir", f"runs/{path.stem}")
+    recipe, mistakes = validated(Recipe, tree, partial(_hint, tree.get("model")))
+    problems += mistakes
+    for rule in RULES:
+        with contextlib.suppress(AttributeError):  # what the rule asks for is wrong, which has been said
+            problems += rule(recipe)
+    if problems:
+        raise RecipeError(f"{path}: {len(problems)} problem(s)\n" + "\n".join(f"  {problem}" for problem in problems))
+    return recipe
+
+
+def dump(recipe: Recipe) -> str:
+    """The resolved recipe as YAML that `parse` reads back to an equal one."""
+    return yaml.safe_dump(recipe.model_dump(mode="json", exclude=ORDERS), sort_keys=False, allow_unicode=True)
+
+
+# --- Contradictions -------------------------------------------------------------------------------------------------
+# Values that are fine alone and impossible together. Each rule yields what is wrong, and reads nothing that it does not
+# need: one whose field is wrong already is passed over, the others are not.
+
+RULES: list[Callable[[Recipe], Iterable[str]]] = []
+
+
+def _rule(rule: Callable[[Recipe], Iterable[str]]) -> Callable[[Recipe], Iterable[str]]:
+    RULES.append(rule)
+    return rule
+
+
+@_rule
+def _columns(recipe: Recipe) -> Iterator[str]:
+    wanted = COLUMNS[recipe.objective]
+    if set(recipe.data.columns) != set(wanted):
+        given = ", ".join(recipe.data.columns) or "none"
+        yield f"data.columns: {recipe.objective} needs exactly {', '.join(wanted)}, got {given}"
+
+
+@_rule
+def _roles(recipe: Recipe) -> Iterator[str]:
+    roles = ("train", "validation", "test")
+    for role in sorted(recipe.data.splits.keys() - set(roles)):
+        yield f"data.splits.{role}: must be one of {', '.join(roles)}{nearest(role, roles)}"
+    if "train" not in recipe.data.splits:
+        yield "data.splits.train: missing"
+
+
+def _evaluates(recipe: Recipe) -> bool:
+    return recipe.evaluation.every_steps is not None or recipe.evaluation.every_minutes is not None
+
+
+@_rule
+def _validation(recipe: Recipe) -> Iterator[str]:
+    if _evaluates(recipe) and "validation" not in recipe.data.splits:
+        yield "evaluation: evaluating while training needs data.splits.validation"
+
+
+@_rule
+def _longest_row(recipe: Recipe) -> Iterator[str]:
+    longest = recipe.data.max_length if recipe.objective == "translation" else recipe.data.window + 1
+    if recipe.data.batch_tokens < longest:
+        yield f"data.batch_tokens: {recipe.data.batch_tokens} cannot hold one row of {longest} tokens"
+
+
+@_rule
+def _stride(recipe: Recipe) -> Iterator[str]:
+    stride = recipe.evaluation.stride
+    if stride is not None and recipe.objective != "causal_lm":
+        yield f"evaluation.stride: an option of causal_lm, not of {recipe.objective}"
+    elif stride is not None and stride > recipe.data.window:
+        yield f"evaluation.stride: {stride} must be at most data.window {recipe.data.window}"
+
+
+@_rule
+def _end(recipe: Recipe) -> Iterator[str]:
+    if recipe.optimisation.max_steps is None and recipe.optimisation.max_minutes is None:
+        yield "optimisation: give max_steps, max_minutes or both"
+
+
+@_rule
+def _r_drop(recipe: Recipe) -> Iterator[str]:
+    if recipe.optimisation.r_drop and recipe.objective != "translation":
+        yield f"optimisation.r_drop: an option of translation, not of {recipe.objective}"
+
+
+@_rule
+def _mask_schedule(recipe: Recipe) -> Iterator[str]:
+    if len(recipe.optimisation.mask_fraction) == 2 and recipe.optimisation.max_steps is None:
+        yield "optimisation.mask_fraction: a schedule needs max_steps"
+
+
+@_rule
+def _mean(recipe: Recipe) -> Iterator[str]:
+    kept, wanted = recipe.checkpoints.keep_last, recipe.optimisation.mean_of
+    if recipe.optimisation.final_weights == "mean" and kept < wanted:
+        yield f"checkpoints.keep_last: {kept} is too few, the mean of {wanted} checkpoints needs as many kept"
+
+
+@_rule
+def _best(recipe: Recipe) -> Iterator[str]:
+    if recipe.optimisation.final_weights == "best" and not (recipe.checkpoints.keep_best and _evaluates(recipe)):
+        yield "optimisation.final_weights: best needs evaluations while training and checkpoints.keep_best"
+
+
+@_rule
+def _installed(recipe: Recipe) -> Iterator[str]:
+    for tracker in recipe.trackers:
+        if importlib.util.find_spec(tracker) is None:
+            yield f"trackers: {tracker} is not installed"
+
+
+@_rule
+def _model_type(recipe: Recipe) -> Iterator[str]:
+    model_type = recipe.model.get("model_type")
+    if not _config_fields(recipe.model):
+        given = "missing" if model_type is None else f"{shown(model_type)} is unknown"
+        near = nearest(str(model_type), CONFIG_MAPPING)
+        yield f"model.model_type: {given}, must be one of transformers' or {', '.join(OURS)}{near}"
+
+
+@_rule
+def _model(recipe: Recipe) -> Iterator[str]:
+    if not (known := _config_fields(recipe.model)):
+        return
+    # Native configurations swallow misspelt keys in silence.
+    for key in sorted(recipe.model.keys() - known.keys()):
+        yield f"model.{key}: {recipe.model['model_type']} has no such field{_hint(recipe.model, f'model.{key}')}"
+    fields = {key: value for key, value in recipe.model.items() if key in known}
+    tokenizer = getattr(recipe, "tokenizer", Tokenizer())
+    fields.setdefault("vocab_size", getattr(tokenizer, "vocab_size", Tokenizer().vocab_size))
+    while True:
+        try:
+            AutoConfig.for_model(**fields)
+            return
+        except Exception as error:  # whatever a configuration class raises is a problem of the recipe
+            name = str(error).split("'")[1] if isinstance(error, StrictDataclassFieldValidationError) else None
+            if name not in fields:
+                yield f"model: {' '.join(str(error).split())}"
+                return
+            # The first field of another type, behind which there may be more.
+            yield f"model.{name}: must be {known[name]}, got {shown(fields.pop(name))}"
+
+
+def _hint(model: Any, key: str) -> str:
+    """What an unknown key of a recipe with such a section `model` may have meant."""
+    known, word = [*names(Recipe), *(f"model.{name}" for name in _config_fields(model))], key.rpartition(".")[2]
+    return f"; did you mean {SYNONYMS[word]}?" if SYNONYMS.get(word) in known else nearest(key, known)
+
+
+def _config_fields(model: Any) -> dict[str, str]:
+    """What the section `model` may hold, with its type in Python; empty when the model_type is unknown."""
+    model_type = model.get("model_type") if isinstance(model, dict) else None
+    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
+        return {}
+    kind = CONFIG_MAPPING[model_type]
+    types = {field.name: getattr(field.type, "__name__", str(field.type)) for field in dataclasses.fields(kind)}
+    return types | {alias: types.get(name, "") for alias, name in kind.attribute_map.items()} | {"model_type": "str"}

@@ -1,0 +1,415 @@
+"""A run: what it is made of and how far it is; set up from a recipe, saved, resumed, and finished."""
+
+import copy
+import dataclasses
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import FullyShardedDataParallelPlugin, ProjectConfiguration, set_seed
+from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from hf_scratch_transformer.files import remove, replacing, write_text
+from hf_scratch_transformer.tokenization import check_tokenizer, config_fields
+
+from . import checkpoints, corpus, metrics, sharding
+from .objectives import OBJECTIVES, Objective
+from .optimisation import autocasts, optimizers
+from .recipe import Recipe, dump
+from .sections import RecipeError
+
+# What a run writes into its folder.
+CONTENTS = (
+    "recipe.yaml",
+    "environment.json",
+    "tokenizer",
+    "metrics.jsonl",
+    "curves.png",
+    "tensorboard",
+    "test_outputs.txt",
+    "checkpoints",
+    "model",
+)
+
+# First number of each family of random draws, after the seed: families never share a generator.
+ORDER, CONTENT, DROPOUT, EVALUATION = range(4)
+
+
+class TrainingError(RuntimeError):
+    """A run that cannot go on. The message is meant for the terminal, without a traceback."""
+
+
+@dataclass
+class State:
+    """How far a run is: everything, beside weights and optimisers, that the next step depends on."""
+
+    step: int = 0  # optimiser steps done
+    epoch: int = 0
+    part: int = 0  # of the epoch, when the corpus is streamed
+    batch: int = 0  # batches of the part that are used up
+    seconds: float = 0.0  # of wall clock, over all the processes that worked on the run
+    targets: int = 0  # tokens predicted
+    window_loss_sum: float = 0.0  # nats since the last line of the log
+    window_targets: int = 0
+    window_start: float = 0.0
+    best_score: float | None = None  # best evaluation so far, lower is better
+    bad_evals: int = 0  # evaluations since then
+    lr_reductions: int = 0  # by the plateau schedule
+    plateau_evals: int = 0  # evaluations without progress since the last reduction
+    last_done: dict[str, float] = field(default_factory=dict)  # seconds at the last evaluation and checkpoint
+    n_averaged: int = 0  # steps in the moving average
+
+    @classmethod
+    def read(cls, record: Mapping[str, Any]) -> "State":
+        """From the entries of a checkpoint, whose names may be those of version 0.1."""
+        return cls(**{RENAMED.get(name, name): value for name, value in record.items()})
+
+
+RENAMED = {
+    "window_nats": "window_loss_sum",
+    "score": "best_score",
+    "stale": "bad_evals",
+    "cuts": "lr_reductions",
+    "uncut": "plateau_evals",
+    "done": "last_done",
+    "averaged": "n_averaged",
+}
+
+
+@dataclass
+class Run:
+    """A run in progress."""
+
+    recipe: Recipe
+    accelerator: Accelerator
+    objective: Objective
+    model: torch.nn.Module  # as it is trained: compiled, inside DistributedDataParallel
+    unwrapped_model: PreTrainedModel  # the same weights, maybe sharded
+    eval_model: PreTrainedModel  # to measure and to publish: `unwrapped_model`, or a copy of it where that is sharded
+    ema_model: AveragedModel | None  # moving average of the weights, sharded as they are
+    optimizers: list[Optimizer]
+    parts: Callable[[int, int], Iterator[corpus.Corpus]]  # (epoch, first part) -> the corpus, whole or part by part
+    rows: int  # of the training split, or of its first part
+    validation: corpus.Corpus | None
+    test: corpus.Corpus | None
+    store: checkpoints.Store
+    log: metrics.Log
+    identity: dict[str, Any]
+    state: State = field(default_factory=State)
+    loss_sum: torch.Tensor = field(init=False)  # nats of this process since the last line of the log
+    started: float = field(default_factory=time.monotonic)
+    last_drawn: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.accelerator.device)
+
+    @property
+    def folder(self) -> Path:
+        """Where the run writes."""
+        return self.log.path.parent
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether the weights are spread over the processes."""
+        return self.eval_model is not self.unwrapped_model
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes and prints."""
+        return self.accelerator.is_main_process
+
+    def clock(self) -> float:
+        """Seconds this run has taken, earlier processes included."""
+        return time.monotonic() - self.started
+
+    def progress(self) -> float:
+        """The share of the run that is over, by steps or by the clock, whichever is further."""
+        spec = self.recipe.optimisation
+        by_steps = self.state.step / spec.max_steps if spec.max_steps else 0.0
+        by_clock = self.state.seconds / (60 * spec.max_minutes) if spec.max_minutes else 0.0
+        return max(by_steps, by_clock)
+
+    def collect_loss(self) -> None:
+        """Bring the loss that has gathered on the devices into the state."""
+        self.state.window_loss_sum += float(self.accelerator.reduce(self.loss_sum, "sum"))
+        self.loss_sum.zero_()
+
+    def measured_model(self) -> PreTrainedModel:
+        """A plain module with the weights to measure, averaged where the run keeps an average."""
+        source = self.unwrapped_model if self.ema_model is None else self.ema_model.module
+        if not self.is_sharded:
+            return source
+        self.eval_model.to(self.accelerator.device)
+        checkpoints.load_weights(self.eval_model, checkpoints.weights(source))
+        return self.eval_model
+
+    def draw(self) -> None:
+        """Bring `curves.png` up to date."""
+        self.last_drawn = time.monotonic()
+        metrics.draw(metrics.read(self.log.path), self.folder / "curves.png")
+
+
+# --- Setting up -----------------------------------------------------------------------------------------------------
+
+
+def open_run(recipe: Recipe) -> Run:
+    """The run of a recipe at its first step: its folder opened, its corpus read, its model built.
+
+    Raises RecipeError when the folder, the corpus or the tokenizer cannot be used.
+    """
+    started = time.monotonic()
+    device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    bf16 = autocasts(recipe.optimisation.precision, device.type)
+    accelerator = Accelerator(
+        cpu=device.type == "cpu",  # else several processes on a CPU would not find each other
+        mixed_precision="bf16" if bf16 else "no",
+        log_with=list(recipe.trackers) or None,
+        project_config=ProjectConfiguration(logging_dir=os.path.join(recipe.output_dir, "tensorboard")),
+    )
+    plugin = sharding.plugin(accelerator)
+    if recipe.optimisation.precision == "tf32":
+        torch.set_float32_matmul_precision("high")
+    folder = open_folder(recipe, accelerator)
+    tokenizer = open_tokenizer(recipe, folder, accelerator)
+    objective = OBJECTIVES[recipe.objective](recipe, tokenizer)
+    return prepare(recipe, accelerator, plugin, objective, folder, started)
+
+
+def open_folder(recipe: Recipe, accelerator: Accelerator) -> Path:
+    """The run's folder, with the recipe and the environment in it.
+
+    Raises RecipeError when it holds another run that is neither resumed nor to be replaced, or cannot be written.
+    """
+    folder = Path(recipe.output_dir)
+    if accelerator.is_main_process:
+        try:
+            if not recipe.resume:
+                measured = any((folder / name).exists() for name in ("metrics.jsonl", "checkpoints", "model"))
+                if measured and not recipe.overwrite:
+                    raise RecipeError(f"output_dir: {folder} holds a run; --resume goes on, --overwrite replaces it")
+                if recipe.overwrite or (folder / "recipe.yaml").exists():  # or a run that never started
+                    for name in CONTENTS:  # and nothing else that lies there
+                        remove(folder / name)
+            folder.mkdir(parents=True, exist_ok=True)
+            write_text(folder / "recipe.yaml", dump(recipe))
+            about = environment(accelerator.device, accelerator.num_processes)
+            write_text(folder / "environment.json", json.dumps(about, indent=1) + "\n")
+        except OSError as error:
+            raise RecipeError(f"output_dir: {folder} cannot be written: {error}") from error
+    accelerator.wait_for_everyone()
+    return folder
+
+
+def environment(device: torch.device, processes: int, module: str = "training") -> dict[str, Any]:
+    """Versions, hardware and command line of this process, which runs `module`, for the record of the run."""
+    packages = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "sacrebleu")
+    launcher = ("accelerate", "launch") if "ACCELERATE_MIXED_PRECISION" in os.environ else ("python",)
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
+    return {
+        "command": [*launcher, "-m", module, *sys.argv[1:]],
+        "commit": commit.stdout.strip() or None,
+        "python": platform.python_version(),
+        "packages": {name: importlib.metadata.version(name) for name in packages},
+        "machine": f"{platform.system()} {platform.machine()}",
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "cpu_count": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "processes": processes,
+    }
+
+
+def open_tokenizer(recipe: Recipe, folder: Path, accelerator: Accelerator) -> PreTrainedTokenizerFast:
+    """The run's tokenizer: trained or loaded by the main process once, read from the run's folder by all."""
+    if accelerator.is_main_process and not (folder / "tokenizer").exists():
+        tokenizer = corpus.make_tokenizer(recipe)
+        with replacing(folder / "tokenizer") as temporary:
+            tokenizer.save_pretrained(temporary)
+    accelerator.wait_for_everyone()
+    return corpus.read_tokenizer(folder / "tokenizer", "output_dir")
+
+
+def prepare(
+    recipe: Recipe,
+    accelerator: Accelerator,
+    plugin: FullyShardedDataParallelPlugin | None,
+    objective: Objective,
+    folder: Path,
+    started: float,
+) -> Run:
+    """Corpus, model and optimisers of a run at its first step, whose clock counts from `started` (monotonic)."""
+    model = build_model(recipe, accelerator, objective)
+    parts = corpus.Parts(recipe, objective.encode)
+    train = parts.first
+    held_out = {
+        role: corpus.load(recipe, role, objective.encode, keep_texts=True) if role in recipe.data.splits else None
+        for role in ("validation", "test")
+    }
+    if accelerator.is_main_process:
+        announce(accelerator, objective, model, {"train": train, **held_out}, is_sharded=plugin is not None)
+    spec, ema_model, eval_model = recipe.optimisation, None, model
+    prepared = accelerator.prepare(model) if plugin is None else model
+    if spec.final_weights == "ema":
+        ema_model = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(spec.ema_decay))
+    if plugin is not None:
+        eval_model = copy.deepcopy(model)
+        for module in (model, ema_model.module) if ema_model is not None else (model,):
+            sharding.shard(module, plugin, accelerator)
+    prepared.train()
+    if spec.compile:
+        prepared = torch.compile(prepared, dynamic=True)
+    return Run(
+        recipe=recipe,
+        accelerator=accelerator,
+        objective=objective,
+        model=prepared,
+        unwrapped_model=model,
+        eval_model=eval_model,
+        ema_model=ema_model,
+        optimizers=optimizers(model, spec),
+        parts=parts,
+        rows=objective.examples(train),
+        validation=held_out["validation"],
+        test=held_out["test"],
+        store=checkpoints.Store(folder / "checkpoints", recipe.checkpoints),
+        log=metrics.Log(folder / "metrics.jsonl"),
+        identity={
+            "recipe": recipe.identity(),
+            "tokenizer": corpus.digest(objective.tokenizer.backend_tokenizer.to_str().encode()),
+            "corpus": train.fingerprint(),
+        },
+        started=started,
+    )
+
+
+def build_model(recipe: Recipe, accelerator: Accelerator, objective: Objective) -> PreTrainedModel:
+    """The model of a recipe, its parameters drawn from the seed.
+
+    Raises RecipeError when it does not fit the tokenizer.
+    """
+    config = recipe.build_config(**config_fields(objective.tokenizer, corpus.FAMILIES[recipe.objective]))
+    try:
+        check_tokenizer(objective.tokenizer, config)
+    except ValueError as error:
+        raise RecipeError(f"model, tokenizer: {error}") from error
+    set_seed(recipe.seed)
+    # On a CPU, torch's fused attention goes backward in bf16 some twenty times slower than the formula written out.
+    slow_fused = accelerator.device.type == "cpu" and accelerator.mixed_precision == "bf16"
+    return objective.auto_model.from_config(config, attn_implementation="eager" if slow_fused else None)
+
+
+def announce(
+    accelerator: Accelerator,
+    objective: Objective,
+    model: PreTrainedModel,
+    splits: Mapping[str, corpus.Corpus | None],
+    is_sharded: bool,
+) -> None:
+    """On the terminal: what is trained, on what, with how many threads."""
+    for role, split in splits.items():
+        if split is not None:
+            left_out = f", left out {corpus.describe(split.refused)}" if split.refused else ""
+            print(f"{role}: {objective.examples(split):,} rows of {split.rows:,}{left_out}", file=sys.stderr)
+    cores = (os.cpu_count() or 1) // accelerator.num_processes
+    if accelerator.device.type == "cpu" and torch.get_num_threads() < cores:
+        # What `accelerate launch` does unless told otherwise.
+        print(f"{torch.get_num_threads()} thread(s) of {cores}: accelerate launch --cpu uses all", file=sys.stderr)
+    size = f"{model.num_parameters():,} parameters, {len(objective.tokenizer):,} tokens"
+    spread = f", spread over {accelerator.num_processes} processes" if is_sharded else ""
+    print(f"{type(model).__name__}: {size}{spread}", file=sys.stderr)
+
+
+# --- Saving and resuming --------------------------------------------------------------------------------------------
+
+
+def save(run: Run, score: float | None = None) -> None:
+    """Write a checkpoint of the run; all processes call it, the main one writes."""
+    run.collect_loss()
+    state = run.state
+    files = {
+        "model.safetensors": checkpoints.weights(run.unwrapped_model),
+        "optimizer.safetensors": checkpoints.optimizer_tensors(run.optimizers, run.unwrapped_model),
+    }
+    if run.ema_model is not None:
+        state.n_averaged = int(run.ema_model.n_averaged)
+        files["average.safetensors"] = checkpoints.weights(run.ema_model.module)
+    files = {name: sharding.gather(tensors, keep=run.is_main) for name, tensors in files.items()}
+    if run.is_main:
+        record = {"state": dataclasses.asdict(state), "identity": run.identity, "score": score}
+        run.store.save(state.step, files, record)
+    run.accelerator.wait_for_everyone()
+
+
+def resume(run: Run) -> None:
+    """Continue from the newest complete checkpoint, saying which; damaged ones are named and set aside.
+
+    Raises CheckpointError when it is another run's (unless the recipe says force).
+    """
+    if run.is_main:
+        newest, errors = run.store.newest()
+        for error in errors:
+            print(error, file=sys.stderr)
+        print(f"resuming {newest}" if newest else "no checkpoint to resume: starting at step 0", file=sys.stderr)
+    run.accelerator.wait_for_everyone()
+    newest = next(iter(run.store.complete()), None)
+    if newest is not None:
+        load(run, newest)
+    if run.is_main:
+        run.log.truncate(run.state.step)
+
+
+def load(run: Run, folder: Path) -> None:
+    """Take weights, optimisers and state from a checkpoint, as if the run had never stopped.
+
+    Raises CheckpointError when it is another run's (unless the recipe says force).
+    """
+    record = checkpoints.read_state(folder)
+    changes = list(_changes(record["identity"], run.identity))
+    if changes and not run.recipe.force:
+        raise checkpoints.CheckpointError(
+            f"{folder}: not resumed, this is another run ({'; '.join(changes[:5])}); --force does it all the same"
+        )
+    checkpoints.load_weights(run.unwrapped_model, checkpoints.read_tensors(folder, "model.safetensors"))
+    tensors = checkpoints.read_tensors(folder, "optimizer.safetensors")
+    checkpoints.load_optimizers(run.optimizers, run.unwrapped_model, tensors)
+    run.state = State.read(record["state"])
+    if run.ema_model is not None:
+        checkpoints.load_weights(run.ema_model.module, checkpoints.read_tensors(folder, "average.safetensors"))
+        run.ema_model.n_averaged.fill_(run.state.n_averaged)
+    run.started = time.monotonic() - run.state.seconds
+
+
+def _changes(old: Any, new: Any, where: str = "") -> Iterator[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted(old.keys() | new.keys()):
+            yield from _changes(old.get(key), new.get(key), f"{where}.{key}" if where else key)
+    elif old != new:
+        yield f"{where} was {old}, now {new}"
+
+
+def finish(run: Run) -> None:
+    """Put the weights that the recipe asks for into the model: the last, the best, or an average."""
+    choice, spec, model = run.recipe.optimisation.final_weights, run.recipe.optimisation, run.eval_model
+    if choice == "best" and (best := run.store.best()) is not None:
+        checkpoints.load_weights(model, checkpoints.read_tensors(best, "model.safetensors"))
+    elif choice == "mean":
+        folders = run.store.complete()[: spec.mean_of]
+        sums: dict[str, torch.Tensor] = {}
+        for folder in folders:
+            for name, tensor in checkpoints.read_tensors(folder, "model.safetensors").items():
+                sums[name] = sums.get(name, 0) + tensor.double() / len(folders)
+        checkpoints.load_weights(model, sums)
+    elif (measured := run.measured_model()) is not model:
+        checkpoints.load_weights(model, checkpoints.weights(measured))
+    model.to(run.accelerator.device)
