@@ -4,6 +4,7 @@
 Shapes: N rows, D width, V vocabulary.
 """
 
+import math
 from functools import partial
 from typing import Any
 
@@ -90,7 +91,32 @@ class FusedRMSNorm(torch.autograd.Function):
         return grad_x, grad_weight, None
 
 
-# --- Head and loss ----------------------------------------------------------------------------------------------------
+# --- Head -------------------------------------------------------------------------------------------------------------
+
+FEW_ROWS = 32
+
+
+def next_token_logits(head: nn.Module, hidden_states: Tensor) -> Tensor:  # (B, T, D) -> (B, T, V)
+    """`head(hidden_states)`. For the few rows of a decoding step a CPU's library multiplies on one core, or far below
+    what the memory gives: there each core is given its share of the vocabulary."""
+    if (
+        hidden_states.device.type != "cpu"
+        or hidden_states.numel() > FEW_ROWS * hidden_states.shape[-1]
+        or torch.is_grad_enabled()
+        or not is_unmodified(head)
+        or compute_dtype(hidden_states) != torch.float32
+        or head.weight.dtype != torch.float32
+        or is_compiling_or_tracing()
+    ):
+        return head(hidden_states)
+    columns = hidden_states.flatten(0, -2).T  # (D, N)
+    parts = math.gcd(len(head.weight), torch.get_num_threads())
+    shares = head.weight.unflatten(0, (parts, -1))  # (parts, V / parts, D)
+    logits = torch.bmm(shares, columns.expand(parts, -1, -1)).flatten(0, 1).T  # (N, V)
+    return (logits if head.bias is None else logits + head.bias).unflatten(0, hidden_states.shape[:-1])
+
+
+# --- Loss ----------------------------------------------------------------------------------------------------
 
 # Logits at a time: on a CPU about what its caches hold, elsewhere enough rows to keep the hardware busy.
 CHUNK, CPU_CHUNK = 2**25, 2**23
