@@ -31,7 +31,7 @@ SHEETS = {
 
 def uses_onednn() -> bool:
     """Whether ours multiplies by oneDNN on a CPU here."""
-    return is_mkl_slow() and torch.backends.mkldnn.enabled
+    return is_mkl_slow() and bool(torch.backends.mkldnn.enabled)
 
 
 @functools.cache

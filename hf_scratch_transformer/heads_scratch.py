@@ -87,7 +87,7 @@ class ScratchLanguageModel(ScratchPreTrainedModel):
         hidden_states = outputs.last_hidden_state
         if not isinstance(logits_to_keep, int) or logits_to_keep:
             kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-            hidden_states, targets = hidden_states[:, kept], None if targets is None else targets[:, kept]
+            hidden_states, targets = hidden_states[:, kept], None if targets is None else targets[:, kept].contiguous()
         logits = loss = None
         if targets is None or not loss_only:
             transformed = hidden_states if self.lm_transform is None else self.lm_transform(hidden_states)

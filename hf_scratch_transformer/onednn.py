@@ -64,7 +64,7 @@ def can_multiply(*matrices: Tensor) -> bool:
         matrices[-1].numel() >= MIN_ENTRIES
         and matrices[0].dim() > 1
         and matrices[0].device.type == "cpu"
-        and torch.backends.mkldnn.enabled
+        and bool(torch.backends.mkldnn.enabled)
         and not is_compiling_or_tracing()
         and all(type(x) in (Tensor, nn.Parameter) and compute_dtype(x) == x.dtype == torch.float32 for x in matrices)
         and min(x.numel() for x in matrices) > 0

@@ -522,7 +522,7 @@ def test_packed_documents_in_sliding_layers_equal_each_alone(model_class):
     assert_close(together, alone, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("cache", ["dynamic", pytest.param("static", marks=pytest.mark.xfail(strict=True))])
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_a_cache_for_layers_of_two_kinds(cache):
     """Caches learn the kinds from the configuration. For a static one `generate` makes a dictionary of masks, which
     the stack does not take yet."""
