@@ -3,6 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from hf_scratch_transformer.embedding import mean_vectors
+from hf_scratch_transformer.onednn import onednn_products
 from training.objectives import IGNORED, Batch
 from training.optimisation import optimizers
 from training.recipe import Optimisation
@@ -82,6 +84,10 @@ class ModelContender(Contender):
         torch.manual_seed(0)
         self.model = self.make().to(self.options.device)
 
+    def products(self) -> AbstractContextManager[None]:
+        """How matrices are multiplied within it: ours as `training` does."""
+        return onednn_products() if self.is_ours else nullcontext()
+
     def weight_bytes(self, batch: Any) -> float:
         """Bytes that a step moves to read the weights, and to write them: here, all of them read once."""
         return count_bytes(self.model)
@@ -105,9 +111,10 @@ class Training(ModelContender):
 
     def step(self, batch: Batch) -> Tensor:
         bf16 = self.shape.precision == "bf16"
-        with torch.autocast(self.options.device.type, torch.bfloat16, enabled=bf16):
-            loss = self.model(**batch, **self.arguments).loss
-        loss.backward()
+        with self.products():
+            with torch.autocast(self.options.device.type, torch.bfloat16, enabled=bf16):
+                loss = self.model(**batch, **self.arguments).loss
+            loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
         return loss.detach()
@@ -146,7 +153,9 @@ class Generation(Inference):
     """As many tokens as asked for, no fewer, through `generate`."""
 
     def step(self, batch: Batch) -> Tensor:
-        return self.model.generate(**batch, do_sample=False, **self.arguments)[:, -self.arguments["max_new_tokens"] :]
+        with self.products():
+            written = self.model.generate(**batch, do_sample=False, **self.arguments)
+        return written[:, -self.arguments["max_new_tokens"] :]
 
     def tokens(self, batch: Batch) -> int:
         return len(batch["input_ids"]) * self.arguments["max_new_tokens"]

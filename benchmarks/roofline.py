@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.benchmark import Timer
 
+from hf_scratch_transformer import onednn
+from hf_scratch_transformer.onednn import is_mkl_slow
 from training.optimisation import multiplies_bfloat16
 
 # Dense bf16 products on the data sheet, in FLOP/s; the first name that is part of the device's counts.
@@ -28,13 +30,8 @@ SHEETS = {
 
 
 def uses_onednn() -> bool:
-    """Whether products of matrices on a CPU may be oneDNN's here: torch has it, and nobody has switched it off."""
-    return torch.backends.mkldnn.is_available() and torch._C._get_mkldnn_enabled()
-
-
-def multiply_by_onednn(a: Tensor, b: Tensor) -> Tensor:  # (M, K), (N, K) -> (M, N)
-    """`a @ b.T`. Compiled models multiply so; no public name of torch reaches it for dense tensors."""
-    return torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], "")
+    """Whether ours multiplies by oneDNN on a CPU here."""
+    return is_mkl_slow() and bool(torch.backends.mkldnn.enabled)
 
 
 @functools.cache
@@ -53,8 +50,8 @@ def roofline(device: torch.device) -> dict[str, Any]:
         size = 256 if slow else 1024 if on_cpu else 8192
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         libraries: list[Callable[..., Tensor]] = [F.linear]
-        if on_cpu and precision == "fp32" and uses_onednn() and hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-            libraries.append(multiply_by_onednn)  # `F.linear` is MKL's here, which is slow on some processors
+        if on_cpu and precision == "fp32" and uses_onednn():
+            libraries.append(onednn.multiply)
         with matmul_precision(precision):
             matrix = torch.randn(size, size, device=device, dtype=dtype)
             fastest = min(seconds("multiply(a, a)", a=matrix, multiply=multiply) for multiply in libraries)

@@ -19,6 +19,7 @@ from transformers import (
     TrainerCallback,
 )
 
+from hf_scratch_transformer.onednn import onednn_products
 from hf_scratch_transformer.tokenization import config_fields
 from training import checkpoints, loop
 from training.corpus import FAMILIES, Sequences
@@ -68,7 +69,8 @@ class RecipeRun(Contender):
         self.collate.counts.clear()
         optimisation = self.recipe.optimisation.model_copy(update={"max_steps": run.state.step + self.steps})
         run.recipe = self.recipe.model_copy(update={"optimisation": optimisation})
-        loop.train(run)
+        with onednn_products():
+            loop.train(run)
         return torch.tensor(run.state.targets - before)
 
     def tokens(self, batch: None) -> int:

@@ -8,6 +8,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from .onednn import onednn_products
+
 BATCH_TOKENS = 4096
 
 
@@ -44,6 +46,7 @@ def sentence_embeddings(
 
 
 @torch.inference_mode()
+@onednn_products()
 def mean_vectors(model: PreTrainedModel, encoded: Sequence[Sequence[int]], batch_tokens: int = BATCH_TOKENS) -> Tensor:
     """As `sentence_embeddings`, of texts that are token ids already, none of them empty."""
     vectors = torch.empty(len(encoded), model.config.hidden_size, device=model.device)

@@ -27,7 +27,7 @@ from .configuration_scratch import (
     ScratchSeq2SeqConfig,
 )
 from .layers_scratch import make_norm
-from .ops_scratch import is_unmodified, linear_cross_entropy
+from .ops_scratch import is_unmodified, linear_cross_entropy, next_token_logits
 from .stack_scratch import ScratchKwargs, ScratchPreTrainedModel
 
 
@@ -87,11 +87,11 @@ class ScratchLanguageModel(ScratchPreTrainedModel):
         hidden_states = outputs.last_hidden_state
         if not isinstance(logits_to_keep, int) or logits_to_keep:
             kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-            hidden_states, targets = hidden_states[:, kept], None if targets is None else targets[:, kept]
+            hidden_states, targets = hidden_states[:, kept], None if targets is None else targets[:, kept].contiguous()
         logits = loss = None
         if targets is None or not loss_only:
             transformed = hidden_states if self.lm_transform is None else self.lm_transform(hidden_states)
-            logits = self.lm_head(transformed)
+            logits = next_token_logits(self.lm_head, transformed)
         if targets is not None:
             if num_items_in_batch is None:
                 num_items_in_batch = (targets != -100).sum().clamp(min=1)  # without a target the loss is 0, not NaN

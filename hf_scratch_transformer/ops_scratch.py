@@ -4,8 +4,9 @@
 Shapes: N rows, D width, V vocabulary.
 """
 
+import math
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +28,7 @@ def compute_dtype(x: Tensor) -> torch.dtype:
     return x.dtype
 
 
-def is_unmodified(linear: nn.Module) -> bool:
+def is_unmodified(linear: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether calling it is to multiply by its weight and no more: nobody has adapted it, quantised it, spread it over
     devices or is listening to it."""
     return (
@@ -90,7 +91,32 @@ class FusedRMSNorm(torch.autograd.Function):
         return grad_x, grad_weight, None
 
 
-# --- Head and loss ----------------------------------------------------------------------------------------------------
+# --- Head -------------------------------------------------------------------------------------------------------------
+
+FEW_ROWS = 32
+
+
+def next_token_logits(head: nn.Module, hidden_states: Tensor) -> Tensor:  # (B, T, D) -> (B, T, V)
+    """`head(hidden_states)`. For the few rows of a decoding step a CPU's library multiplies on one core, or far below
+    what the memory gives: there each core is given its share of the vocabulary."""
+    if (
+        is_compiling_or_tracing()
+        or hidden_states.device.type != "cpu"
+        or hidden_states.numel() > FEW_ROWS * hidden_states.shape[-1]
+        or torch.is_grad_enabled()
+        or not is_unmodified(head)
+        or not compute_dtype(hidden_states) == head.weight.dtype == torch.float32
+    ):
+        return head(hidden_states)
+    weight, bias = head.weight, head.bias
+    columns = hidden_states.flatten(0, -2).T  # (D, N)
+    parts = math.gcd(len(weight), torch.get_num_threads())
+    shares = weight.unflatten(0, (parts, -1))  # (parts, V / parts, D)
+    logits = torch.bmm(shares, columns.expand(parts, -1, -1)).flatten(0, 1).T  # (N, V)
+    return (logits if bias is None else logits + bias).unflatten(0, hidden_states.shape[:-1])
+
+
+# --- Loss ----------------------------------------------------------------------------------------------------
 
 # Logits at a time: on a CPU about what its caches hold, elsewhere enough rows to keep the hardware busy.
 CHUNK, CPU_CHUNK = 2**25, 2**23

@@ -145,7 +145,8 @@ class ScratchStack(ScratchPreTrainedModel):
         self.layers = nn.ModuleList(ScratchBlock(config, index, is_causal, has_encoder) for index in range(depth))
         self.norm = make_norm(config) if NORM_PLACEMENTS[config.norm_position].final else None
         self.rotary = RotaryPositions(config) if self.positions.is_rotary else None
-        self.layer_types = ["full_attention"] * depth  # which of the masks each block is given
+        # Which of the masks each block is given.
+        self.layer_types = getattr(config, "layer_types", None) or ["full_attention"] * depth
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -207,8 +208,8 @@ class ScratchStack(ScratchPreTrainedModel):
         position_embeddings = None if self.rotary is None else self.rotary(position_ids, hidden_states.dtype)
 
         # As many as the configuration says, which self-speculative decoding lowers for a while.
-        layers = itertools.islice(self.layers, getattr(self.config, self.depth))
-        for layer, layer_type in zip(layers, self.layer_types, strict=False):
+        depth = getattr(self.config, self.depth)
+        for layer, layer_type in zip(itertools.islice(self.layers, depth), self.layer_types[:depth], strict=True):
             # What gradients flow into is passed by position, where reentrant checkpointing looks for it.
             hidden_states = layer(
                 hidden_states,
@@ -254,6 +255,8 @@ class ScratchStack(ScratchPreTrainedModel):
         kwargs: dict[str, Any],
     ) -> dict[str, Any]:
         """The mask of each kind of layer."""
+        if isinstance(attention_mask, dict):
+            return attention_mask  # as `generate` prepares them for a compiled step
         kinds, is_dynamic = set(self.layer_types), type(cache) is DynamicCache
         is_next = is_dynamic and past_length and inputs_embeds.shape[1] == 1
         if is_next and attention_mask is None and kinds == {"full_attention"}:

@@ -5,9 +5,13 @@ import copy
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
+from hf_scratch_transformer import ScratchDecoderForCausalLM, ScratchSeq2SeqForConditionalGeneration
 from hf_scratch_transformer.cache_scratch import PreallocatedLayer, preallocate
+
+from . import tiny
 
 
 @pytest.fixture(autouse=True)
@@ -83,6 +87,42 @@ def test_gradients_flow_through_a_cache():
     keys, values = layer.update(*second)
     (keys.sum() + values.sum()).backward()
     assert all(bool((x.grad == 1).all()) for x in (*first, *second))
+
+
+@torch.enable_grad()
+@pytest.mark.parametrize("trained", [("q_proj", "v_proj"), ("v_proj",), ("q_proj",), ("lm_head",)], ids=str)
+@pytest.mark.parametrize(
+    "model_class", [ScratchDecoderForCausalLM, ScratchSeq2SeqForConditionalGeneration], ids=tiny.family
+)
+def test_few_trained_matrices_learn_through_a_cache(model_class, trained):
+    """As LoRA leaves them: keys then need no gradient, values and queries do."""
+    model = tiny.model(model_class, tie_word_embeddings=False)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name.split(".")[-2] in trained)
+    ids, source = tiny.tokens(40, 2, 9), {"input_ids": tiny.tokens(40, 2, 5, seed=1)}
+    is_translator = model_class is ScratchSeq2SeqForConditionalGeneration
+
+    def run(tokens: Tensor, **cache):
+        return model(**source, decoder_input_ids=tokens, **cache) if is_translator else model(tokens, **cache)
+
+    def gradients(logits: Tensor) -> dict[str, Tensor]:
+        model.zero_grad()
+        logits.log_softmax(-1)[..., 5].sum().backward()
+        return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+    expected = gradients(run(ids, use_cache=False).logits)
+    cache, logits = None, []
+    for tokens in ids.split([4, 1, 1, 2, 1], dim=1):
+        outputs = run(tokens, past_key_values=cache, use_cache=True)
+        cache = outputs.past_key_values
+        logits.append(outputs.logits)
+    assert_close(gradients(torch.cat(logits, dim=1)), expected, atol=1e-5, rtol=1e-5)
+    # A cache filled without gradients is only read then.
+    with torch.no_grad():
+        cache = run(ids[:, :8], use_cache=True).past_key_values
+    continued = run(ids[:, 8:], past_key_values=cache).logits
+    assert_close(continued, run(ids, use_cache=False).logits[:, 8:], atol=1e-5, rtol=1e-5)
+    continued.sum().backward()
 
 
 def test_a_cache_filled_in_inference_mode_is_continued_outside_of_it():

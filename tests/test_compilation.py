@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -267,7 +268,11 @@ def test_mistakes_are_refused_in_a_compiled_model_too(model_class: type[PreTrain
     "model_class", [ScratchDecoderForCausalLM, ScratchSeq2SeqForConditionalGeneration], ids=tiny.family
 )
 def test_generation_with_a_static_cache_compiles_one_step(model_class: type[PreTrainedModel]) -> None:
-    model = shallow(model_class, initializer_range=0.7, tie_word_embeddings=False, eos_token_id=None)
+    options = {"initializer_range": 0.7, "tie_word_embeddings": False, "eos_token_id": None}
+    assert_compiled_decoding_is_the_same(shallow(model_class, **options))
+
+
+def assert_compiled_decoding_is_the_same(model: PreTrainedModel) -> None:
     source = tiny.inputs(model, padding="left")
     expected = model.generate(**source, max_new_tokens=8, do_sample=False)
     graphs = Graphs()
@@ -345,6 +350,89 @@ def test_export_of_packed_documents(model_class: type[PreTrainedModel]) -> None:
         alone = torch.cat([model(document).last_hidden_state for document in documents], dim=1)
         got = program.module()(**inputs, **no_cache(model)).last_hidden_state
         torch.testing.assert_close(got, alone, atol=1e-5, rtol=1e-5)
+
+
+# Sizes at which a library is chosen, or a product split, by a look at the processor: no graph may follow that
+
+WIDE = {"vocab_size": 8000, "hidden_size": 256, "intermediate_size": 512, "initializer_range": 0.1}
+
+
+def wide_inputs(model: PreTrainedModel, seed: int = 0) -> dict[str, Any]:
+    inputs = model_inputs(model, seed=seed)
+    return inputs if tiny.family(type(model)) == "encoder" else inputs | {"use_cache": False}
+
+
+@pytest.mark.parametrize("model_class", tiny.LANGUAGE_MODELS, ids=tiny.family)
+@torch.no_grad()
+def test_one_graph_of_a_wide_model(model_class: type[PreTrainedModel]) -> None:
+    model = shallow(model_class, **WIDE)
+    graphs = Graphs()
+    compiled = torch.compile(model, fullgraph=True, backend=graphs)
+    for seed in range(2):
+        inputs = wide_inputs(model, seed)
+        torch.testing.assert_close(compiled(**inputs).logits, model(**inputs).logits)
+    assert graphs.count == 1
+
+
+@pytest.mark.parametrize("loss_only", [False, True])
+@pytest.mark.parametrize("model_class", tiny.LANGUAGE_MODELS, ids=tiny.family)
+def test_a_compiled_training_step_of_a_wide_model(model_class: type[PreTrainedModel], loss_only: bool) -> None:
+    model = shallow(model_class, **WIDE).train()
+    graphs = Graphs()
+    compiled = torch.compile(model, fullgraph=True, backend=graphs)
+    inputs = tiny.inputs(model)
+    inputs |= tiny.labels(model, inputs)
+    got, expected = (gradients(model, run(**inputs, loss_only=loss_only).loss) for run in (compiled, model))
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
+    assert graphs.count == 1
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("model_class", tiny.LANGUAGE_MODELS, ids=tiny.family)
+@torch.no_grad()
+def test_export_of_a_wide_model(model_class: type[PreTrainedModel], strict: bool) -> None:
+    model = shallow(model_class, **WIDE)
+    program = torch.export.export(model, (), wide_inputs(model), strict=strict).module()
+    for seed in range(2):
+        inputs = wide_inputs(model, seed)
+        torch.testing.assert_close(program(**inputs).logits, model(**inputs).logits)
+
+
+@pytest.mark.parametrize(
+    "model_class", [ScratchDecoderForCausalLM, ScratchSeq2SeqForConditionalGeneration], ids=tiny.family
+)
+def test_generation_of_a_wide_model_with_a_static_cache_compiles_one_step(model_class: type[PreTrainedModel]) -> None:
+    assert_compiled_decoding_is_the_same(shallow(model_class, **WIDE, tie_word_embeddings=False, eos_token_id=None))
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("model_class", tiny.LANGUAGE_MODELS, ids=tiny.family)
+def test_inductor_runs_a_wide_model(model_class: type[PreTrainedModel]) -> None:
+    model = shallow(model_class, **WIDE)
+    inputs = wide_inputs(model)
+    compiled = torch.compile(model, fullgraph=True)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(**inputs).logits, model(**inputs).logits, atol=1e-4, rtol=1e-4)
+    inputs = tiny.inputs(model)
+    inputs |= tiny.labels(model, inputs)
+    got, expected = (gradients(model, run(**inputs, loss_only=True).loss) for run in (compiled, model))
+    torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-3)
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("model_class", tiny.LANGUAGE_MODELS, ids=tiny.family)
+@torch.no_grad()
+def test_a_library_compiled_ahead_of_a_wide_model(model_class: type[PreTrainedModel], tmp_path: Path) -> None:
+    model = shallow(model_class, **WIDE)
+    program = torch.export.export(model, (), wide_inputs(model))
+    path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
+    library = torch._inductor.aoti_load_package(path)
+    for seed in range(2):
+        inputs = wide_inputs(model, seed)
+        got = library(**inputs).logits
+        torch.testing.assert_close(got, model(**inputs).logits, atol=1e-4, rtol=1e-4)
 
 
 # Gradient checkpointing

@@ -188,6 +188,28 @@ def test_an_assistant_changes_speed_only(model: PreTrainedModel, source: Tensor)
     assert len(calls) < 12, "an assistant that always guesses right saved no call"
 
 
+@pytest.mark.parametrize("model_class", GENERATORS, ids=tiny.family)
+def test_a_models_own_first_layer_is_an_assistant_that_changes_speed_only(model_class: type[PreTrainedModel]) -> None:
+    """transformers lowers `config.num_hidden_layers` for a while."""
+    depths = {"encoder_layers": 2, "decoder_layers": 3} if model_class is GENERATORS[1] else {"num_hidden_layers": 3}
+    model = talkative(model_class, **depths)
+    source = tiny.tokens(40, 1, 5)
+    expected = generate(model, source, new=12)
+    assert torch.equal(generate(model, source, new=12, assistant_early_exit=1), expected)
+    assert {name: getattr(model.config, name) for name in depths} == depths
+    for cache in (None, "dynamic", "static"):
+        assert torch.equal(generate(model, source, new=12, cache_implementation=cache), expected)
+
+
+def test_an_early_exit_runs_the_first_layers_only() -> None:
+    model = talkative(ScratchDecoderForCausalLM, num_hidden_layers=3)
+    calls: list[int] = []
+    for index, layer in enumerate(model.model.layers):
+        layer.register_forward_pre_hook(lambda *_, index=index: calls.append(index))
+    generate(model, tiny.tokens(40, 1, 5), new=12, assistant_early_exit=1)
+    assert calls.count(0) > calls.count(1) == calls.count(2) > 0
+
+
 def test_prompt_lookup_changes_nothing(model: PreTrainedModel, source: Tensor) -> None:
     source = source[:1, :4].repeat(1, 3)
     assert torch.equal(generate(model, source, new=12, prompt_lookup_num_tokens=3), generate(model, source, new=12))

@@ -509,3 +509,46 @@ def test_dropout_before_the_classifier(head):
     model.train()
     assert not torch.equal(model(**inputs)[0], model(**inputs)[0])
     assert tiny.model(head, dropout=0.3).dropout.p == 0.3
+
+
+@pytest.mark.parametrize("loss_only", [False, True])
+def test_a_known_translation_fills_no_cache(loss_only):
+    model = tiny.model(TRANSLATOR)
+    inputs = tiny.inputs(model)
+    labels = tiny.labels(model, inputs)["labels"]
+    targets = {"decoder_input_ids": model.prepare_decoder_input_ids_from_labels(labels)}
+    targets["decoder_inputs_embeds"] = model.get_input_embeddings()(targets["decoder_input_ids"])
+    expected = model(**inputs, labels=labels)
+    assert expected.past_key_values is None
+    for name, target in targets.items():
+        outputs = model(**inputs, labels=labels, **{name: target}, loss_only=loss_only)
+        assert outputs.past_key_values is None
+        assert_close(outputs.loss, expected.loss)
+        assert model(**inputs, **{name: target}).past_key_values.get_seq_length() == target.shape[1]
+        asked = model(**inputs, labels=labels, **{name: target}, loss_only=loss_only, use_cache=True)
+        assert asked.past_key_values.get_seq_length() == target.shape[1]
+        assert_close(asked.loss, expected.loss)
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@pytest.mark.parametrize("kind", [torch.bool, torch.float32])
+def test_a_source_mask_prepared_in_full_is_that_of_its_padding(kind, backend):
+    """For its encoder and for its decoder, which learns as much from it without padding."""
+    model = tiny.model(TRANSLATOR, attn_implementation=backend)
+    inputs = tiny.inputs(model)
+    labels = tiny.labels(model, inputs)["labels"]
+    labels[:, 3:] = -100  # enough padding on the target's side to be left out
+    prepared = inputs["attention_mask"].bool()[:, None, None]  # (B, 1, 1, S)
+    if kind is torch.float32:
+        prepared = torch.zeros(prepared.shape).masked_fill(~prepared, torch.finfo(kind).min)
+    results = []
+    for mask in (inputs["attention_mask"], prepared):
+        for loss_only in (False, True):
+            model.zero_grad()
+            loss = model(inputs["input_ids"], mask, labels=labels, loss_only=loss_only).loss
+            loss.backward()
+            results.append([loss.detach(), *(parameter.grad for parameter in model.parameters())])
+    for other in results[1:]:
+        assert_close(other, results[0], atol=1e-5, rtol=1e-5)
+    loss = model(inputs["input_ids"], labels=labels, loss_only=True).loss
+    assert not torch.allclose(loss, results[0][0], atol=1e-3)  # the mask did something

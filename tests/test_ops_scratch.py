@@ -127,3 +127,37 @@ def test_the_norm_of_half_precision_is_computed_in_that_of_its_weight():
     F.rms_norm(other, (16,), norm.weight, 1e-6).sin().sum().backward()
     assert_close(x.grad.float(), other.grad, atol=1e-2, rtol=1e-2)
     assert norm(x[:0]).shape == (0, 16)
+
+
+# Logits of few rows
+
+
+def test_logits_of_few_rows_are_the_heads(monkeypatch):
+    """However many cores there are, and whether or not they can share the vocabulary evenly."""
+    torch.manual_seed(0)
+    used = []
+    bmm = torch.bmm
+    monkeypatch.setattr(torch, "bmm", lambda *tensors: used.append(len(tensors[0])) or bmm(*tensors))
+    for bias, vocabulary, threads in ((False, 48, 4), (True, 50, 4), (True, 47, 4), (False, 47, 1)):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        head = nn.Linear(16, vocabulary, bias=bias)
+        for shape in ((1, 1, 16), (5, 1, 16), (2, 3, 16)):
+            states = torch.randn(*shape)
+            with torch.no_grad():
+                assert_close(ops.next_token_logits(head, states), head(states), atol=1e-6, rtol=1e-5)
+    assert used == [4] * 3 + [2] * 3 + [1] * 6
+
+
+@pytest.mark.parametrize("case", ["gradients", "many rows", "hooked", "double", "autocast", "compiled"])
+def test_a_head_is_called_where_it_matters(case, monkeypatch):
+    monkeypatch.setattr(torch, "bmm", None)
+    head, states, heard = nn.Linear(16, 48), torch.randn(1, 33 if case == "many rows" else 1, 16), []
+    head.register_forward_hook(lambda *_: heard.append(1)) if case == "hooked" else None
+    if case == "double":
+        head, states = head.double(), states.double()
+    function = ops.next_token_logits
+    if case == "compiled":
+        function = torch.compile(function, fullgraph=True, backend="eager")
+    with torch.set_grad_enabled(case == "gradients"), torch.autocast("cpu", torch.bfloat16, enabled=case == "autocast"):
+        assert torch.equal(function(head, states), head(states))
+    assert len(heard) == (2 if case == "hooked" else 0)

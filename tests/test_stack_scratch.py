@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
-from transformers import AttentionInterface, LlamaConfig, LlamaModel
+from transformers import AttentionInterface, LlamaConfig, LlamaModel, MistralConfig, MistralForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import create_causal_mask
 
@@ -18,6 +18,7 @@ from hf_scratch_transformer import (
     ScratchSeq2SeqModel,
     unpadding_scratch,
 )
+from hf_scratch_transformer.conversion import convert_from
 from hf_scratch_transformer.layers_scratch import ScratchBlock
 
 from . import tiny
@@ -436,6 +437,101 @@ def test_positional_arguments_and_tuples():
     assert torch.equal(with_types.last_hidden_state, by_name)
     embedded = model(inputs_embeds=model.get_input_embeddings()(ids), attention_mask=mask)
     assert torch.equal(embedded.last_hidden_state, by_name)
+
+
+# A mask for each kind of layer
+
+SEES = {  # by whether a stack is causal: which keys j a query i sees in a layer with a window of 3
+    True: lambda i, j: (i - 3 < j) & (j <= i),
+    False: lambda i, j: abs(i - j) <= 3,
+}
+
+
+def mistral_and_ours(window: int = 3):
+    """A Mistral with a sliding window, and ours of the same weights with the same window in every layer."""
+    torch.manual_seed(0)
+    sizes = {name: tiny.SIZES[name] for name in tiny.SIZES if name != "initializer_range"}
+    config = MistralConfig(
+        **sizes, num_hidden_layers=2, head_dim=8, sliding_window=None, initializer_range=0.5, pad_token_id=0
+    )
+    theirs = MistralForCausalLM(config).eval()
+    ours = convert_from(theirs)
+    theirs.config.sliding_window = ours.config.sliding_window = window
+    ours.model.layer_types = ["sliding_attention"] * 2
+    return theirs, ours
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@pytest.mark.parametrize("side", [None, "right", "left"])
+def test_a_decoder_of_sliding_layers_is_mistral(side, backend):
+    theirs, ours = mistral_and_ours()
+    theirs.set_attn_implementation(backend)
+    ours.set_attn_implementation(backend)
+    mask = torch.ones(4, 9, dtype=torch.long) if side is None else tiny.padding_mask(4, 9, side)
+    inputs = {"input_ids": tiny.tokens(40, 4, 9), "attention_mask": None if side is None else mask}
+    expected = theirs(**inputs).logits[mask == 1]
+    for unpad_inputs in (False, True):
+        logits = ours(**inputs, unpad_inputs=unpad_inputs, use_cache=False).logits
+        assert_close(logits[mask == 1], expected, atol=5e-5, rtol=1e-5)
+    ours.model.layer_types = ["full_attention"] * 2
+    assert not torch.allclose(ours(**inputs).logits[mask == 1], expected, atol=1e-2)
+
+
+@pytest.mark.parametrize("cache", [None, "dynamic", "static"])
+def test_a_decoder_of_sliding_layers_writes_what_mistral_writes(cache):
+    theirs, ours = mistral_and_ours()
+    inputs = {"input_ids": tiny.tokens(40, 3, 7), "attention_mask": tiny.padding_mask(3, 7, "left")}
+    options = {"max_new_tokens": 10, "do_sample": False, "eos_token_id": None, "disable_compile": True}
+    written = [model.generate(**inputs, **options, cache_implementation=cache) for model in (theirs, ours)]
+    assert torch.equal(*written)
+    assert torch.equal(ours.generate(**inputs, **options, use_cache=False), written[0])
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@pytest.mark.parametrize("model_class", [ScratchEncoderModel, ScratchDecoderModel], ids=tiny.family)
+def test_each_layer_sees_what_its_kind_sees(model_class, backend, packed):
+    """Gradients from one position of a layer's output to all positions of its input."""
+    model = tiny.model(model_class, num_hidden_layers=4, attn_implementation=backend)
+    model.config.sliding_window = 3
+    model.layer_types = ["full_attention", "sliding_attention"] * 2
+    length, is_causal = 10, model_class is ScratchDecoderModel
+    document = torch.tensor([0] * 6 + [1] * 4 if packed else [0] * length)
+    positions = {"position_ids": torch.cat([torch.arange(6), torch.arange(4)])[None]} if packed else {}
+    states = model(tiny.tokens(40, 1, length), **positions, output_hidden_states=True).hidden_states
+    i, j = torch.meshgrid(torch.arange(length), torch.arange(length), indexing="ij")
+    for kind, read, written in zip(model.layer_types, states[:-1], states[1:], strict=True):
+        sees = SEES[is_causal](i, j) if kind == "sliding_attention" else (j <= i) | (not is_causal)
+        reached = []
+        for position in range(length):
+            (gradient,) = torch.autograd.grad(written[0, position].sin().sum(), read, retain_graph=True)
+            reached.append(gradient[0].abs().sum(-1) > 0)
+        assert torch.equal(torch.stack(reached), sees & (document[i] == document[j]))
+
+
+@pytest.mark.parametrize("model_class", [ScratchEncoderModel, ScratchDecoderModel], ids=tiny.family)
+def test_packed_documents_in_sliding_layers_equal_each_alone(model_class):
+    model = tiny.model(model_class)
+    model.config.sliding_window = 3
+    model.layer_types = ["sliding_attention", "full_attention"]
+    options = {} if model_class is ScratchEncoderModel else {"use_cache": False}
+    documents = tiny.tokens(40, 1, 15).split([6, 5, 4], dim=1)
+    positions = torch.cat([torch.arange(document.shape[1]) for document in documents])[None]
+    alone = torch.cat([model(document, **options).last_hidden_state for document in documents], dim=1)
+    together = model(torch.cat(documents, dim=1), position_ids=positions, **options).last_hidden_state
+    assert_close(together, alone, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_a_cache_for_layers_of_two_kinds(cache):
+    """Caches learn the kinds from the configuration. For a static one `generate` makes a dictionary of masks, which
+    the stack does not take yet."""
+    _, model = mistral_and_ours()
+    model.config.layer_types = model.model.layer_types = ["full_attention", "sliding_attention"]
+    options = {"max_new_tokens": 10, "do_sample": False, "eos_token_id": None, "disable_compile": True}
+    ids = tiny.tokens(40, 3, 7)
+    expected = model.generate(ids, **options, use_cache=False)
+    assert torch.equal(model.generate(ids, **options, cache_implementation=cache), expected)
 
 
 # Without padding

@@ -15,6 +15,8 @@ import sys
 
 import transformers
 
+from hf_scratch_transformer.onednn import onednn_products
+
 from . import evaluation, loop
 from .checkpoints import CheckpointError
 from .publication import publish
@@ -54,9 +56,10 @@ def train(recipe: Recipe) -> None:
     run.accelerator.init_trackers(run.folder.name)
     if recipe.resume:
         resume(run)
-    loop.train(run)
-    finish(run)
-    publish(run, evaluation.test(run))
+    with onednn_products():
+        loop.train(run)
+        finish(run)
+        publish(run, evaluation.test(run))
     run.accelerator.end_training()
 
 
