@@ -197,7 +197,7 @@ def test_names_in_backticks_exist(document):
 
 
 # Words in backticks that are no names of ours.
-OTHERS = {"mypy", ".venv", "PIP_EXTRA_INDEX_URL"}
+OTHERS = {"**kwargs", "mypy", ".venv", "PIP_EXTRA_INDEX_URL"}
 
 
 # --- Imports ----------------------------------------------------------------------------------------------------------
