@@ -55,7 +55,7 @@ check: $(READY)  ## lint, format, types
 	$(BIN)/mypy
 
 pictures: $(READY)  ## draw docs/dataflow.svg again, from the code
-	PYTHONPATH=. $(BIN)/python docs/draw_dataflow.py
+	$(BIN)/python -m docs.draw_dataflow
 
 conformance: $(READY)  ## transformers' own model tests, on our families and on native ones beside them
 	$(PYTEST) tests/conformance --numprocesses logical --maxprocesses 8
