@@ -34,13 +34,9 @@ class PreallocatedLayer(DynamicLayer):
 
     def has_capacity(self, length: int) -> bool:
         """For so many tokens, unless somebody has put other tensors here."""
-        keys, values = self.filled
-        return (
-            keys is self.keys is not None
-            and values is self.values
-            and self.buffers[0].shape[-2] >= length
-            and self.buffers[0].is_inference() == torch.is_inference_mode_enabled()
-        )
+        is_ours = self.keys is self.filled[0] is not None and self.values is self.filled[1]
+        buffer = self.buffers[0]
+        return is_ours and buffer.shape[-2] >= length and buffer.is_inference() == torch.is_inference_mode_enabled()
 
     def allocate(self, held: Tensor, length: int) -> Tensor:
         capacity = length + max(16, length // 4)

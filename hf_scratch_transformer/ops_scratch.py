@@ -15,9 +15,8 @@ from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 
 def is_compiling_or_tracing() -> bool:
-    """Whether somebody other than autograd follows the operations: a compiler, a tracer, a transformation of
-    functions. What is done for speed alone is then left to them."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
+    """Whether somebody other than autograd follows the operations: a compiler, a tracer, a functional transform."""
+    return torch.compiler.is_compiling() or torch._C._is_tracing() or torch._C._are_functorch_transforms_active()
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
@@ -29,8 +28,7 @@ def compute_dtype(x: Tensor) -> torch.dtype:
 
 
 def is_unmodified(linear: nn.Module) -> TypeGuard[nn.Linear]:
-    """Whether calling it is to multiply by its weight and no more: nobody has adapted it, quantised it, spread it over
-    devices or is listening to it."""
+    """Whether calling it is to multiply by its weight and no more: not adapted, quantised, sharded or hooked."""
     return (
         type(linear) is nn.Linear
         and type(linear.weight) is nn.Parameter
@@ -49,46 +47,46 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight
-        if x.dtype != weight.dtype:
-            if torch.promote_types(x.dtype, weight.dtype) != weight.dtype:
-                return super().forward(x)
-            x = x.to(weight.dtype)
+        if x.dtype != weight.dtype and torch.promote_types(x.dtype, weight.dtype) != weight.dtype:
+            return super().forward(x)
         # While training, also where a checkpointed layer runs ahead without gradients, so that both runs are equal.
-        if (self.training or torch.is_grad_enabled()) and has_fused_backward(x):
+        if (self.training or torch.is_grad_enabled()) and FusedRMSNorm.can_take(x, weight):
             return FusedRMSNorm.apply(x, weight, self.eps)
+        x = x if x.dtype == weight.dtype else x.to(weight.dtype)
         return torch.rms_norm(x, self.normalized_shape, weight, self.eps)
 
 
-def has_fused_backward(x: Tensor) -> bool:
-    is_there = x.device.type in ("cpu", "meta") and x.dtype in (torch.float32, torch.float64)
-    return is_there and x.numel() > 0 and not is_compiling_or_tracing()
-
-
 class FusedRMSNorm(torch.autograd.Function):
-    """`x / sqrt(mean(x²) + eps) * weight`."""
+    """`x / sqrt(mean(x²) + eps) * weight`, in the type of the weight."""
+
+    @staticmethod
+    def can_take(x: Tensor, weight: Tensor) -> bool:
+        is_there = x.device.type in ("cpu", "meta") and weight.dtype in (torch.float32, torch.float64)
+        return is_there and x.numel() > 0 and not is_compiling_or_tracing()
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        scale = (torch.linalg.vector_norm(x, dim=-1, keepdim=True).square() / x.shape[-1] + eps).rsqrt()
+        ctx.eps, exact = eps, x.to(weight.dtype)
+        scale = (torch.linalg.vector_norm(exact, dim=-1, keepdim=True).square() / x.shape[-1] + eps).rsqrt()
         ctx.save_for_backward(x, weight, scale)  # (..., D), (D,), (..., 1)
-        ctx.eps = eps
-        return (x * scale).mul_(weight)
+        return (exact * scale).mul_(weight)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,), (x, weight, scale) = grads, ctx.saved_tensors
+        exact = x.to(weight.dtype)
         if torch.is_grad_enabled():  # second derivatives are wanted
-            output = F.rms_norm(x, weight.shape, weight, ctx.eps)
+            output = F.rms_norm(exact, weight.shape, weight, ctx.eps)
             inputs = [each for each in (x, weight) if each.requires_grad]
             found = iter(torch.autograd.grad(output, inputs, grad, create_graph=True))
             return *(next(found) if each.requires_grad else None for each in (x, weight)), None
         mask = [True, ctx.needs_input_grad[1], False]
         grad_x, grad_weight, _ = torch.ops.aten.native_layer_norm_backward(
-            grad.contiguous(), x, [x.shape[-1]], torch.zeros_like(scale), scale, weight, None, mask
+            grad.contiguous(), exact, [x.shape[-1]], torch.zeros_like(scale), scale, weight, None, mask
         )
         # A layer norm takes the mean of the gradient away.
         grad_x += (grad @ weight)[..., None] * (scale / x.shape[-1])
-        return grad_x, grad_weight, None
+        return grad_x.to(x.dtype), grad_weight, None
 
 
 # --- Head -------------------------------------------------------------------------------------------------------------
@@ -97,26 +95,27 @@ FEW_ROWS = 64
 
 
 def next_token_logits(head: nn.Module, hidden_states: Tensor) -> Tensor:  # (B, T, D) -> (B, T, V)
-    """`head(hidden_states)`. For the few rows of a decoding step a CPU's library multiplies on one core, or far below
-    what the memory gives: there each core is given its share of the vocabulary."""
+    """`head(hidden_states)`. A CPU's library multiplies the few rows of a decoding step on one core, or far below what
+    its memory gives: there each core is given its share of the vocabulary."""
+    *rows, width = hidden_states.shape
     if (
         is_compiling_or_tracing()
         or hidden_states.device.type != "cpu"
-        or hidden_states.numel() > FEW_ROWS * hidden_states.shape[-1]
+        or math.prod(rows) > FEW_ROWS
         or torch.is_grad_enabled()
         or not is_unmodified(head)
-        or not compute_dtype(hidden_states) == head.weight.dtype == torch.float32
+        or not hidden_states.dtype == head.weight.dtype == torch.float32
+        or torch.is_autocast_enabled("cpu")
     ):
         return head(hidden_states)
     weight, bias = head.weight, head.bias
-    columns = hidden_states.flatten(0, -2).T  # (D, N)
-    parts = math.gcd(len(weight), torch.get_num_threads())
-    shares = weight.unflatten(0, (parts, -1))  # (parts, V / parts, D)
-    logits = torch.bmm(shares, columns.expand(parts, -1, -1)).flatten(0, 1).T.contiguous()  # (N, V)
-    return (logits if bias is None else logits + bias).unflatten(0, hidden_states.shape[:-1])
+    parts = math.gcd(weight.shape[0], torch.get_num_threads())
+    columns = hidden_states.reshape(1, -1, width).transpose(1, 2).expand(parts, -1, -1)  # (parts, D, N)
+    logits = torch.bmm(weight.view(parts, -1, width), columns).flatten(0, 1).T.reshape(*rows, -1)
+    return logits if bias is None else logits + bias
 
 
-# --- Loss ----------------------------------------------------------------------------------------------------
+# --- Loss -------------------------------------------------------------------------------------------------------------
 
 # Logits at a time: on a CPU about what its caches hold, elsewhere enough rows to keep the hardware busy.
 CHUNK, CPU_CHUNK = 2**25, 2**23
