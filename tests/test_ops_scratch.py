@@ -144,7 +144,9 @@ def test_logits_of_few_rows_are_the_heads(monkeypatch):
         for shape in ((1, 1, 16), (5, 1, 16), (2, 3, 16)):
             states = torch.randn(*shape)
             with torch.no_grad():
-                assert_close(ops.next_token_logits(head, states), head(states), atol=1e-6, rtol=1e-5)
+                logits = ops.next_token_logits(head, states)
+                assert_close(logits, head(states), atol=1e-6, rtol=1e-5)
+                assert logits.is_contiguous()
     assert used == [4] * 3 + [2] * 3 + [1] * 6
 
 
