@@ -102,7 +102,7 @@ ECOSYSTEM_KEYS = {
 
 def _auto_map(family: str, *heads: str, **others: str) -> dict[str, str]:
     """The complete `auto_map` of a family: {Auto class: file.class}, so that a checkpoint saved from any head opens
-    with every Auto class (transformers itself would list the saved class alone). The first head is the pre-trained one."""
+    with every Auto class (transformers would list the saved one alone). The first head is the pre-trained one."""
     models = {f"AutoModel{head}": head for head in heads} | others
     models |= {"AutoModel": "Model", "AutoModelForPreTraining": next(iter(models.values()))}
     file = f"modeling_scratch_{family.lower()}"
