@@ -7,13 +7,8 @@ from functools import partial
 from typing import Any, Unpack
 
 from torch import Tensor
-from transformers.modeling_outputs import (
-    BaseModelOutputWithPooling,
-    MaskedLMOutput,
-    ModelOutput,
-    MultipleChoiceModelOutput,
-)
-from transformers.utils import can_return_tuple
+from transformers.modeling_outputs import BaseModelOutputWithPooling, MaskedLMOutput, MultipleChoiceModelOutput
+from transformers.utils import ModelOutput, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
@@ -62,9 +57,6 @@ class ScratchEncoderModel(ScratchStack):
 
         Returns:
             `last_hidden_state` (B, T, D); with a pooler also `pooler_output` (B, D).
-
-        Raises:
-            ValueError, TypeError: on what does not fit, with its name and shape.
         """
         hidden_states = self.encode(input_ids, inputs_embeds, attention_mask, position_ids, **kwargs)
         pooled = None if self.pooler is None else self.pooler(first_token(hidden_states, attention_mask))
@@ -76,8 +68,7 @@ def first_token(hidden_states: Tensor, attention_mask: Any) -> Tensor:  # (..., 
     if not isinstance(attention_mask, Tensor) or attention_mask.ndim != hidden_states.ndim - 1:
         return hidden_states[..., 0, :]
     index = attention_mask.long().argmax(-1)[..., None, None]  # (..., 1, 1)
-    index = index.expand(*index.shape[:-1], hidden_states.shape[-1])
-    return hidden_states.gather(-2, index).squeeze(-2)
+    return hidden_states.take_along_dim(index, dim=-2).squeeze(-2)
 
 
 def summary(head: ScratchClassifier, outputs: ModelOutput, attention_mask: Any, input_ids: Tensor | None) -> Tensor:
