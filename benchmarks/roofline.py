@@ -36,7 +36,7 @@ def uses_onednn() -> bool:
 
 @functools.cache
 def roofline(device: torch.device) -> dict[str, Any]:
-    """What the device does at best: products of large matrices in FLOP/s, by precision and the quicker library;
+    """What the device does at best: products of large matrices in FLOP/s, by precision, by oneDNN where that is faster;
     bytes/s to and from memory; and bf16 products by its data sheet, where that is known."""
     on_cpu = device.type == "cpu"
 

@@ -140,7 +140,7 @@ class TrainerRun(Contender):
 
         torch.manual_seed(0)
         self.model: Any = make(match_parameters(make, shape, count_parameters(run.eval_model)))
-        # Ours was given what is quicker on this device and in this precision.
+        # Ours was given what is faster on this device and in this precision.
         self.model.set_attn_implementation(config._attn_implementation)
         if of_target:
             collate: Any = DataCollatorForSeq2Seq(tokenizer, self.model)

@@ -43,7 +43,7 @@ class PreallocatedLayer(DynamicLayer):
         )
 
     def allocate(self, held: Tensor, length: int) -> Tensor:
-        capacity = length + max(64, length // 4)
+        capacity = length + max(16, length // 4)
         buffer = held.new_empty(*held.shape[:2], capacity, held.shape[-1])
         buffer[:, :, : held.shape[-2]] = held
         return buffer

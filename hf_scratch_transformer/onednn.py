@@ -1,6 +1,6 @@
 """Products of matrices by oneDNN, for processors on which torch's `linear` leaves half of the work undone.
 
-`linear` calls MKL, which on AMD's processors with AVX-512 is less than half as quick in single precision as oneDNN, by
+`linear` calls MKL, which on AMD's processors with AVX-512 is less than half as fast in single precision as oneDNN, by
 which torch computes other things. The models know nothing of it: whoever runs them on a CPU, as `training` and
 `embedding` do, switches it on from outside.
 """
@@ -28,7 +28,7 @@ _torch_linear = F.linear
 @contextmanager
 def onednn_products() -> Iterator[None]:
     """Within it, `torch.nn.functional.linear`, which every `nn.Linear` calls, multiplies by oneDNN where that is
-    quicker, in all threads. Does nothing on other processors.
+    faster, in all threads. Does nothing on other processors.
 
     Where it is entered, the backward pass of a checkpointed layer, which runs the layer again, must be too.
     """

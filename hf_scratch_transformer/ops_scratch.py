@@ -93,7 +93,7 @@ class FusedRMSNorm(torch.autograd.Function):
 
 # --- Head -------------------------------------------------------------------------------------------------------------
 
-FEW_ROWS = 32
+FEW_ROWS = 64
 
 
 def next_token_logits(head: nn.Module, hidden_states: Tensor) -> Tensor:  # (B, T, D) -> (B, T, V)
@@ -112,7 +112,7 @@ def next_token_logits(head: nn.Module, hidden_states: Tensor) -> Tensor:  # (B, 
     columns = hidden_states.flatten(0, -2).T  # (D, N)
     parts = math.gcd(len(weight), torch.get_num_threads())
     shares = weight.unflatten(0, (parts, -1))  # (parts, V / parts, D)
-    logits = torch.bmm(shares, columns.expand(parts, -1, -1)).flatten(0, 1).T  # (N, V)
+    logits = torch.bmm(shares, columns.expand(parts, -1, -1)).flatten(0, 1).T.contiguous()  # (N, V)
     return (logits if bias is None else logits + bias).unflatten(0, hidden_states.shape[:-1])
 
 

@@ -77,7 +77,7 @@ def model_inputs(
 
 
 def read(model: PreTrainedModel, inputs: dict[str, Tensor], values: Tensor) -> Tensor:
-    """Those of `values` (B, T, ...) that stand at real tokens; what stands at padding means nothing."""
+    """Those of `values` (B, T, ...) that stand at non-padding tokens; what stands at padding means nothing."""
     mask = inputs.get("decoder_attention_mask" if model.config.is_encoder_decoder else "attention_mask")
     return values if mask is None else values[mask == 1]
 

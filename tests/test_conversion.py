@@ -153,7 +153,7 @@ def batch(ours: PreTrainedModel, padding: str | None = "right", with_labels: boo
 
 
 def real(states: Tensor, mask: Tensor | None) -> Tensor:
-    """Of (B, T, ...), what stands at real tokens."""
+    """Of (B, T, ...), what stands at non-padding tokens."""
     return states if mask is None or states.shape[:2] != mask.shape else states[mask.bool()]
 
 
@@ -680,7 +680,7 @@ def test_the_command(tmp_path, capsys):
 
 
 def write_gguf(model: transformers.LlamaForCausalLM, path: Path) -> None:
-    """A Llama as llama.cpp stores it, by its own Python package: entries of a rotated pair stand side by side."""
+    """A Llama as llama.cpp stores it, by its own Python package: entries of a rotated pair are interleaved."""
     import gguf
 
     config = model.config

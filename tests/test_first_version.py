@@ -27,7 +27,7 @@ AUTO_CLASSES = {name: tiny.auto_class(model_class) for name, model_class in CLAS
 
 
 def assert_says_what_it_said(model: Any, recorded: str) -> None:
-    """In double precision, so that it does not depend on the machine, at real tokens.
+    """In double precision, so that it does not depend on the machine, at non-padding tokens.
 
     Sent as text to a process that cannot import this file."""
     tensors = load_file(recorded)

@@ -302,7 +302,7 @@ def test_continuous_batching_refuses_values_of_another_width() -> None:
 
 
 def masked_words(model: PreTrainedModel, side: str) -> dict[str, Tensor]:
-    """Rows of 7, 6 and 5 real tokens. Behind the mask are words, not pads, whose vector of zeros might go unnoticed."""
+    """Rows of 7, 6 and 5 tokens. Behind the mask are words, not pads, whose vector of zeros might go unnoticed."""
     return {
         "input_ids": tiny.tokens(model.config.vocab_size, 3, 7),
         "attention_mask": tiny.padding_mask(3, 7, side),

@@ -49,7 +49,7 @@ def forward_inputs(model: PreTrainedModel, **kwargs: Any) -> dict[str, Tensor]:
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, ignored: int = -100, smoothing: float = 0.0) -> tuple[Tensor, int]:
-    """Sum and number of the losses of real targets, one at a time."""
+    """Sum and number of the losses of targets other than -100, one at a time."""
     losses = []
     for row, target in zip(logits.flatten(0, -2), targets.flatten().tolist(), strict=True):
         if target != ignored:

@@ -151,7 +151,7 @@ def test_logits_of_few_rows_are_the_heads(monkeypatch):
 @pytest.mark.parametrize("case", ["gradients", "many rows", "hooked", "double", "autocast", "compiled"])
 def test_a_head_is_called_where_it_matters(case, monkeypatch):
     monkeypatch.setattr(torch, "bmm", None)
-    head, states, heard = nn.Linear(16, 48), torch.randn(1, 33 if case == "many rows" else 1, 16), []
+    head, states, heard = nn.Linear(16, 48), torch.randn(1, 65 if case == "many rows" else 1, 16), []
     head.register_forward_hook(lambda *_: heard.append(1)) if case == "hooked" else None
     if case == "double":
         head, states = head.double(), states.double()

@@ -546,7 +546,7 @@ MASKS = {
 
 
 def real_states_and_gradients(model, mask, unpad_inputs):
-    """States at real tokens (N, D), all states, gradients of a loss of the former, and how many tokens layers saw."""
+    """Non-padding states (N, D), all states, gradients of a loss of the former, and how many tokens layers saw."""
     inputs = {"input_ids": tiny.tokens(40, *mask.shape), "attention_mask": mask}
     if model.config.is_encoder_decoder:
         target = tiny.padding_mask(len(mask), 6)

@@ -77,7 +77,7 @@ def tokens(vocab_size: int, *shape: int, seed: int = 0) -> Tensor:
 
 
 def padding_mask(batch: int, length: int, side: str = "right") -> Tensor:
-    """(B, T): the first row is full, each later row has one real token less, down to two."""
+    """(B, T): the first row is full, each later row has one token less, down to two."""
     mask = torch.arange(length) < (length - torch.arange(batch)).clamp(min=2)[:, None]
     return (mask if side == "right" else mask.flip(-1)).long()
 
@@ -111,7 +111,7 @@ def labels(model: PreTrainedModel, inputs: dict[str, Tensor], seed: int = 1) -> 
         case "CausalLM":
             return {"labels": ids.masked_fill(~real, -100)}
         case "MaskedLM":
-            # Row i has i + 1 masks, as far as its real tokens go.
+            # Row i has i + 1 masks, as far as its non-padding tokens go.
             return {"labels": ids.masked_fill(~real | (real.cumsum(-1) > torch.arange(1, batch + 1)[:, None]), -100)}
         case "ConditionalGeneration":
             words = getattr(config, "decoder_vocab_size", None) or config.vocab_size

@@ -96,7 +96,7 @@ def _files(path: Path, name: str, data: Data) -> dict[str, Path]:
 
 
 def _local(files: Mapping[str, Path], data: Data, skip: int) -> Iterator[Columns]:
-    """Rows of one file, or of parallel text files read side by side."""
+    """Rows of one file, or of parallel text files read line by line."""
     if "" in files:
         file = files[""]
         suffixes = [suffix.lstrip(".") for suffix in file.suffixes]
@@ -221,7 +221,7 @@ def read_tokenizer(path: str | Path, field: str) -> PreTrainedTokenizerFast:
 
 @dataclass(frozen=True)
 class Sequences:
-    """Many token sequences end to end in one array: sequence i is `tokens[offsets[i] : offsets[i + 1]]`."""
+    """Many token sequences, one after the other in one array: sequence i is `tokens[offsets[i] : offsets[i + 1]]`."""
 
     tokens: np.ndarray  # [all tokens] int32
     offsets: np.ndarray  # [sequences + 1] int64

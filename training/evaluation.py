@@ -131,4 +131,4 @@ def _evaluating(run: Run) -> Iterator[torch.nn.Module]:
     yield model
     run.unwrapped_model.train()
     if run.is_sharded:
-        run.eval_model.cpu()  # the device may not have room for it while training
+        run.eval_model.cpu()  # the device may not have the memory for it while training

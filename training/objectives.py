@@ -147,7 +147,7 @@ class Translation(Objective):
 
 
 class _Windows(Objective):
-    """What the two language models share: documents end to end in one stream, cut into full windows."""
+    """What the two language models share: documents joined into one stream, cut into full windows."""
 
     def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> None:
         super().__init__(recipe, tokenizer)

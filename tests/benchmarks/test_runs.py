@@ -20,5 +20,5 @@ def test_end_to_end(objective: str, native: str, tmp_path: Path) -> None:
     sizes = [row["parameters"] for row in result["contenders"].values()]
     assert max(sizes) < 1.5 * min(sizes)  # tables of positions count for much in a model of this size
     ours, *others = (np.mean([tokens for _, tokens in row["rounds"]]) for row in result["contenders"].values())
-    for tokens in others:  # two steps of two batches, which hold about as many real tokens
+    for tokens in others:  # two steps of two batches, which hold about as many non-padding tokens
         assert 0.5 < tokens / ours < 2

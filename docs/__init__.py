@@ -1,0 +1,1 @@
+"""Pages for people, and the program that draws one of their pictures."""
