@@ -34,7 +34,7 @@ class ScratchDecoderModel(ScratchStack):
     """A stack of blocks that see one side."""
 
     config: ScratchDecoderConfig
-    prepare_cache = staticmethod(preallocate)
+    preallocate = staticmethod(preallocate)
 
     def __init__(self, config: ScratchDecoderConfig):
         super().__init__(config, config.vocab_size, is_causal=True)

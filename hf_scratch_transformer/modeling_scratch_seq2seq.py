@@ -54,7 +54,7 @@ class ScratchSeq2SeqDecoder(ScratchStack):
 
     config: ScratchSeq2SeqConfig
     depth = "decoder_layers"
-    prepare_cache = staticmethod(preallocate)
+    preallocate = staticmethod(preallocate)
     _can_record_outputs = {
         **ScratchStack._can_record_outputs,
         "cross_attentions": OutputRecorder(ScratchAttention, index=1, layer_name="cross_attn"),
@@ -201,7 +201,8 @@ class ScratchSeq2SeqForConditionalGeneration(ScratchLanguageModel, GenerationMix
         return super()._resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
 
     def resize_decoder_token_embeddings(self, new_num_tokens: int) -> nn.Module:
-        """Resize the target vocabulary, and the head with it, where source and target have one each."""
+        """Resize the target vocabulary, and the head with it, where source and target have one each; a `ValueError` where
+        they share one, for which there is `resize_token_embeddings`."""
         if self.config.share_encoder_decoder_embeddings:
             raise ValueError("share_encoder_decoder_embeddings=True: use resize_token_embeddings")
         table = self.model.decoder._resize_token_embeddings(new_num_tokens)

@@ -129,7 +129,7 @@ class ScratchStack(ScratchPreTrainedModel):
         "attentions": OutputRecorder(ScratchAttention, index=1, layer_name="self_attn"),
     }
     depth = "num_hidden_layers"  # the field of the configuration that says how many blocks are run
-    prepare_cache: Callable[[Cache], None]  # what a decoder does with an empty cache
+    preallocate: Callable[[Cache], None]  # what a decoder does with an empty cache
 
     def __init__(self, config: ScratchConfig, vocab_size: int, is_causal: bool, has_encoder: bool = False):
         super().__init__(config)
@@ -177,7 +177,7 @@ class ScratchStack(ScratchPreTrainedModel):
         if cache is None and (encoder_attention_mask is None or is_padding_mask(encoder_attention_mask)):
             layout = self.choose_layout(batch, attention_mask, position_ids, unpad_inputs, kwargs)
         elif cache is not None and isinstance(past_length, int) and past_length == 0:
-            self.prepare_cache(cache)
+            self.preallocate(cache)
         if layout is None:
             # An empty cache would hide that documents are packed.
             filled = None if type(cache) is DynamicCache and not past_length else cache

@@ -17,13 +17,15 @@ BELOW: dict[str, set[str]] = {  # each file, and what it may import
     "unpadding_scratch": {"ops_scratch"},
     "cache_scratch": {"ops_scratch"},
     "layers_scratch": {"configuration_scratch", "unpadding_scratch", "ops_scratch"},
-    "stack_scratch": {
-        *("layers_scratch", "configuration_scratch", "unpadding_scratch", "cache_scratch", "ops_scratch")
-    },
+    "stack_scratch": {"layers_scratch", "configuration_scratch", "unpadding_scratch", "ops_scratch"},
     "heads_scratch": {"stack_scratch", "layers_scratch", "configuration_scratch", "ops_scratch"},
+    "modeling_scratch_encoder": {"heads_scratch", "stack_scratch", "layers_scratch", "configuration_scratch"},
     **dict.fromkeys(
-        FAMILIES,
-        {"heads_scratch", "stack_scratch", "layers_scratch", "configuration_scratch", "unpadding_scratch"},
+        ("modeling_scratch_decoder", "modeling_scratch_seq2seq"),
+        {
+            *("heads_scratch", "stack_scratch", "layers_scratch", "configuration_scratch"),
+            *("unpadding_scratch", "cache_scratch"),
+        },
     ),
 }
 BUDGETS = {
