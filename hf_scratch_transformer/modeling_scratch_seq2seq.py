@@ -3,7 +3,7 @@
 Shapes: B batch, T length of the target, S length of the source, D width, V target vocabulary.
 """
 
-from typing import Unpack
+from typing import Any, Unpack
 
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
@@ -112,10 +112,8 @@ class ScratchSeq2SeqModel(ScratchPreTrainedModel):
         if self.config.share_encoder_decoder_embeddings:
             self.decoder.set_input_embeddings(value)
 
-    def _resize_token_embeddings(
-        self, new_num_tokens: int | None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
-    ) -> nn.Module:
-        table = super()._resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+    def _resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Module:
+        table = super()._resize_token_embeddings(*args, **kwargs)
         self.config.vocab_size = table.num_embeddings  # transformers sets that of `get_text_config()`, maybe a copy
         return table
 
@@ -136,7 +134,7 @@ class ScratchSeq2SeqModel(ScratchPreTrainedModel):
         """
         Args:
             input_ids, attention_mask, inputs_embeds: the source, (B, S), (B, S), (B, S, D).
-            decoder_...: the target so far, (B, T), (B, T), (B, T, D).
+            decoder_input_ids, decoder_attention_mask, decoder_inputs_embeds: the target so far, of length T.
             encoder_outputs: the encoder's output, if it has run before.
             past_key_values: an `EncoderDecoderCache` of earlier target tokens.
         """
@@ -192,17 +190,14 @@ class ScratchSeq2SeqForConditionalGeneration(ScratchLanguageModel, GenerationMix
         side = "encoder" if self.config.share_encoder_decoder_embeddings else "decoder"
         return {"lm_head.weight": f"model.{side}.embeddings.word_embeddings.weight"}
 
-    def _resize_token_embeddings(
-        self, new_num_tokens: int | None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
-    ) -> nn.Module:
+    def _resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Module:
         # transformers resizes the head along with the source table, which is right only where both sides share it.
-        if not self.config.share_encoder_decoder_embeddings:
-            return self.model._resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
-        return super()._resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        owner = super() if self.config.share_encoder_decoder_embeddings else self.model
+        return owner._resize_token_embeddings(*args, **kwargs)
 
     def resize_decoder_token_embeddings(self, new_num_tokens: int) -> nn.Module:
-        """Resize the target vocabulary, and the head with it, where source and target have one each; a `ValueError` where
-        they share one, for which there is `resize_token_embeddings`."""
+        """Resize the target vocabulary, and the head with it, where source and target have one each; a `ValueError`
+        where they share one, for which there is `resize_token_embeddings`."""
         if self.config.share_encoder_decoder_embeddings:
             raise ValueError("share_encoder_decoder_embeddings=True: use resize_token_embeddings")
         table = self.model.decoder._resize_token_embeddings(new_num_tokens)
