@@ -71,7 +71,8 @@ def separate_documents(position_ids: Tensor, batch: int) -> Unpadded | None:  # 
 
 def is_sparse(real: Tensor) -> bool:
     """Whether so few tokens of a batch are real, if any, that leaving out the others saves more than it costs."""
-    return 0 < int(real.sum()) < 0.9 * real.numel()
+    count = real.sum()
+    return not bool((count == 0) | (count >= 0.9 * real.numel()))
 
 
 def trim_after_last_target(target_ids: Tensor) -> Tensor | None:  # (B, T)
