@@ -52,35 +52,44 @@ class Positions(NamedTuple):
 ACTIVATIONS = {
     "relu": Activation(F.relu),
     "gelu": Activation(F.gelu),
-    "gelu_new": Activation(partial(F.gelu, approximate="tanh")),
-    "silu": Activation(F.silu),
-    "swiglu": Activation(F.silu, is_gated=True),
+    "gelu_new": Activation(partial(F.gelu, approximate="tanh")),  # GPT-2
+    "silu": Activation(F.silu),  # also called swish (Marian)
+    "swiglu": Activation(F.silu, is_gated=True),  # Llama
 }
-NORMS: dict[str, type[nn.Module]] = {"layer_norm": nn.LayerNorm, "rms_norm": RMSNorm}
-NORM_PLACEMENTS = {"pre": NormPlacement(before=True, final=True), "post": NormPlacement(after=True)}
+NORMS: dict[str, type[nn.Module]] = {"layer_norm": nn.LayerNorm, "rms_norm": RMSNorm}  # Zhang & Sennrich, 2019
+NORM_PLACEMENTS = {
+    "pre": NormPlacement(before=True, final=True),  # Xiong et al., 2020
+    "post": NormPlacement(after=True),  # the paper
+}
 POSITIONS = {
-    "sinusoidal": Positions(is_added=True),
-    "sinusoidal_halves": Positions(is_added=True, in_halves=True),
-    "learned": Positions(is_added=True, has_table=True),
-    "rotary": Positions(is_rotary=True),
+    "sinusoidal": Positions(is_added=True),  # the paper
+    "sinusoidal_halves": Positions(is_added=True, in_halves=True),  # Marian
+    "learned": Positions(is_added=True, has_table=True),  # BERT, GPT-2
+    "rotary": Positions(is_rotary=True),  # Su et al., 2021
     "none": Positions(),
 }
 POOLERS: dict[str | None, Callable[[Tensor], Tensor] | None] = {None: None, "tanh": torch.tanh, "relu": F.relu}
-# The fields that hold such a choice.
-CHOICES = {
+CHOICES = {  # the fields that hold a choice
     "hidden_act": tuple(ACTIVATIONS),
     "position_embedding_type": tuple(POSITIONS),
     "norm_type": tuple(NORMS),
     "norm_position": tuple(NORM_PLACEMENTS),
+    # Glorot & Bengio (2010) for every matrix; N(0, initializer_range); or the latter, but with each sub-layer's last
+    # matrix at zero, so that every pre-norm block starts as the identity.
     "initialization": ("xavier_uniform", "normal", "normal_zero_output"),
 }
-
 SIZES = (
     *("vocab_size", "decoder_vocab_size", "hidden_size", "intermediate_size"),
     *("num_attention_heads", "num_key_value_heads", "head_dim", "value_head_dim"),
     *("max_position_embeddings", "num_hidden_layers", "encoder_layers", "decoder_layers"),
 )
 PROBABILITIES = ("dropout", "attention_dropout", "activation_dropout", "classifier_dropout")
+RANGES: dict[str, tuple[tuple[str, ...], Callable[[float], bool]]] = {  # the fields that hold a number
+    "at least 1": (SIZES, lambda value: value >= 1),
+    "at least 0": (("position_offset", "type_vocab_size"), lambda value: value >= 0),
+    "above 0": (("layer_norm_eps", "initializer_range"), lambda value: value > 0),
+    "at least 0 and below 1": (PROBABILITIES, lambda value: 0 <= value < 1),
+}
 
 # Keys that are no field of ours but that transformers itself gives to a configuration or stores in config.json.
 ECOSYSTEM_KEYS = {
@@ -91,106 +100,80 @@ ECOSYSTEM_KEYS = {
 }
 
 
-def _auto_map(family: str, **heads: str) -> dict[str, str]:
+def _auto_map(family: str, *heads: str, **others: str) -> dict[str, str]:
     """The complete `auto_map` of a family: {Auto class: file.class}, so that a checkpoint saved from any head opens
-    with every Auto class (transformers itself would list the saved class alone)."""
+    with every Auto class (transformers would list the saved one alone). The first head is the pre-trained one."""
+    models = {f"AutoModel{head}": head for head in heads} | others
+    models |= {"AutoModel": "Model", "AutoModelForPreTraining": next(iter(models.values()))}
     file = f"modeling_scratch_{family.lower()}"
-    models = {name: f"{file}.Scratch{family}{suffix}" for name, suffix in {"AutoModel": "Model", **heads}.items()}
-    return {"AutoConfig": f"configuration_scratch.Scratch{family}Config", **models}
+    return {
+        "AutoConfig": f"configuration_scratch.Scratch{family}Config",
+        **{auto_class: f"{file}.Scratch{family}{name}" for auto_class, name in models.items()},
+    }
+
+
+def _tensor_parallel_plan(*attentions: str) -> dict[str, str]:
+    styles = {"q_proj": "colwise", "k_proj": "colwise", "v_proj": "colwise", "o_proj": "rowwise"}
+    styles |= dict.fromkeys(("q_norm", "k_norm"), "replicated_with_grad_allreduce")
+    return {
+        "embeddings.word_embeddings": "embedding_rowwise",
+        **{f"layers.*.{each}.{name}": style for each in attentions for name, style in styles.items()},
+        **{f"layers.*.mlp.{name}": "colwise" for name in ("gate_proj", "up_proj")},
+        "layers.*.mlp.down_proj": "rowwise",
+    }
+
+
+def _within(part: str, plan: dict[str, str]) -> dict[str, str]:
+    return {f"{part}.{name}": style for name, style in plan.items()}
 
 
 @strict
 class ScratchConfig(PreTrainedConfig):
-    r"""
-    What the three families have in common. Symbols of "Attention Is All You Need" in parentheses.
-
-    Args:
-        vocab_size: number of tokens (V); of the source side where the two sides of a translator differ.
-        hidden_size: width of the residual stream (d_m).
-        intermediate_size: width inside the feed-forward layer (d_ff).
-        num_attention_heads: query heads (h).
-        num_key_value_heads: key and value heads; must divide `num_attention_heads`. Fewer than that is grouped-query
-            attention (Ainslie et al., 2023). Default: `num_attention_heads`.
-        head_dim: width of queries and keys per head (d_k). Default: `hidden_size / num_attention_heads`.
-        value_head_dim: width of values per head (d_v). Default: `head_dim`.
-        hidden_act: `"relu"`, `"gelu"`, `"gelu_new"` (its approximation by tanh, as GPT-2), `"silu"` (swish, as Marian),
-            or `"swiglu"` for the gated unit of Shazeer (2020).
-        position_embedding_type: `"sinusoidal"` (the paper's table, any length), `"sinusoidal_halves"` (the same with
-            all sines before all cosines, as Marian), `"learned"` (BERT, GPT-2; at most `max_position_embeddings`),
-            `"rotary"` (Su et al., 2021; any length) or `"none"`.
-        max_position_embeddings: longest sequence the model is meant for; a hard limit only for learned positions.
-        position_offset: rows of the learned table before that of the first position (BART and RoBERTa have 2).
-        rope_parameters: `{"rope_theta": 10000.0, "rope_type": "default"}`; for rotary positions only. The other types
-            of transformers stretch the context of a trained model.
-        norm_type: `"layer_norm"` or `"rms_norm"` (Zhang & Sennrich, 2019).
-        norm_position: where norms stand around each sub-layer: `"post"`, after the residual sum as in the paper, or
-            `"pre"`, before it, with one more norm after the last layer (Xiong et al., 2020).
-        layer_norm_eps: epsilon of every norm.
-        use_qk_norm: RMSNorm over each head's queries and keys before the product (Henry et al., 2020; as Qwen3).
-        scale_embedding: multiply token embeddings by sqrt(hidden_size), as in the paper.
-        embedding_norm: one more norm, over the sum of the embeddings (BERT, BART).
-        attention_bias: biases in the four projections of attention.
-        attention_output_bias: that of the last projection, where it differs (Qwen2). Default: `attention_bias`.
-        mlp_bias: biases in the feed-forward layer.
-        lm_head_bias: a bias for each token of the vocabulary (BERT, Marian).
-        classifier_bias: biases in the classification heads; Llama's of whole sequences has none.
-        tie_word_embeddings: the language-model head is the token table of its own side.
-        initialization: `"xavier_uniform"` (Glorot & Bengio, 2010) for every matrix, `"normal"` with standard deviation
-            `initializer_range`, or `"normal_zero_output"`: the same, but each sub-layer's last matrix starts at zero,
-            so that every pre-norm block starts as the identity.
-        initializer_range: standard deviation of the normal initialisations.
-        dropout: on the embeddings and on the output of every sub-layer.
-        attention_dropout: on the attention weights.
-        activation_dropout: on the hidden units of the feed-forward layer.
-        classifier_dropout: before the classification heads. Default: `dropout`.
-        pad_token_id, bos_token_id, eos_token_id: special tokens. The table's row of `pad_token_id` starts as zero,
-            and only a tied head trains it.
-
-    Raises:
-        ValueError: one message that names every field that is wrong, its value, and what would be right.
-    """
+    """What the three families have in common: each field, its default, and its symbol in "Attention Is All You Need".
+    One `ValueError` names every field that is wrong, its value, and what would be right."""
 
     # Marks the class as custom code, for which `save_pretrained` copies the source files beside the weights.
     _auto_class = "AutoConfig"
     _auto_map: ClassVar[dict[str, str]] = {}
     attribute_map = dict.fromkeys(("layer_norm_epsilon", "rms_norm_eps"), "layer_norm_eps")  # GPT-2's, Llama's names
+    base_model_tp_plan = _tensor_parallel_plan("self_attn")
     base_model_fsdp_plan = {
-        "embeddings.word_embeddings": "free_full_weight",
-        "layers.*": "free_full_weight",
+        **dict.fromkeys(("embeddings.word_embeddings", "layers.*"), "free_full_weight"),
         "norm": "keep_full_weight",
     }
 
-    vocab_size: int = 32000
-    hidden_size: int = 512
-    intermediate_size: int = 2048
-    num_attention_heads: int = 8
+    vocab_size: int = 32000  # V; of the source side where the two sides of a translator differ
+    hidden_size: int = 512  # d_m, the width of the residual stream
+    intermediate_size: int = 2048  # d_ff, the width inside the feed-forward layer
+    num_attention_heads: int = 8  # h, of queries
+    # Of keys and values; fewer than of queries is grouped-query attention (Ainslie et al., 2023). Default: as many.
     num_key_value_heads: int | None = None
-    head_dim: int | None = None
-    value_head_dim: int | None = None
-    hidden_act: str = "gelu"
-    position_embedding_type: str = "rotary"
-    max_position_embeddings: int = 512
-    position_offset: int = 0
-    rope_parameters: dict | None = None
-    norm_type: str = "rms_norm"
-    norm_position: str = "pre"
-    layer_norm_eps: float = 1e-6
-    use_qk_norm: bool = False
-    scale_embedding: bool = False
-    embedding_norm: bool = False
-    attention_bias: bool = False
-    attention_output_bias: bool | None = None
+    head_dim: int | None = None  # d_k, the width of queries and keys per head. Default: hidden_size / heads
+    value_head_dim: int | None = None  # d_v. Default: head_dim
+    hidden_act: str = "gelu"  # in ACTIVATIONS
+    position_embedding_type: str = "rotary"  # in POSITIONS
+    max_position_embeddings: int = 512  # the longest sequence meant; a hard limit only for learned positions
+    position_offset: int = 0  # rows of the learned table before that of the first position (BART and RoBERTa have 2)
+    rope_parameters: dict | None = None  # of rotary ones; types but "default" stretch the context of a trained model
+    norm_type: str = "rms_norm"  # in NORMS
+    norm_position: str = "pre"  # in NORM_PLACEMENTS
+    layer_norm_eps: float = 1e-6  # of every norm
+    use_qk_norm: bool = False  # RMSNorm over queries and keys of each head (Henry et al., 2020; Qwen3)
+    scale_embedding: bool = False  # token embeddings times sqrt(hidden_size), as in the paper
+    embedding_norm: bool = False  # one more norm, over the sum of the embeddings (BERT, BART)
+    attention_bias: bool = False  # in the four projections of attention
+    attention_output_bias: bool | None = None  # in the last of them, where it differs (Qwen2)
     mlp_bias: bool = False
-    lm_head_bias: bool = False
-    classifier_bias: bool = True
-    tie_word_embeddings: bool = True
-    initialization: str = "normal"
-    initializer_range: float = 0.02
-    dropout: float | int = 0.0
-    attention_dropout: float | int = 0.0
-    activation_dropout: float | int = 0.0
-    classifier_dropout: float | int | None = None
-    pad_token_id: int | None = 0
+    lm_head_bias: bool = False  # for each token of the vocabulary (BERT, Marian)
+    classifier_bias: bool = True  # Llama's head for whole sequences has none
+    tie_word_embeddings: bool = True  # the language-model head is the token table of its own side
+    initialization: str = "normal"  # in CHOICES
+    initializer_range: float = 0.02  # standard deviation of the normal ones
+    dropout: float | int = 0.0  # on the embeddings and on the output of every sub-layer
+    attention_dropout: float | int = 0.0  # on the attention weights
+    activation_dropout: float | int = 0.0  # on the hidden units of the feed-forward layer
+    classifier_dropout: float | int | None = None  # before the classification heads. Default: dropout
+    pad_token_id: int | None = 0  # whose row of the table starts as zero, and only a tied head trains
     bos_token_id: int | None = 1
     eos_token_id: int | list[int] | None = 2
 
@@ -237,20 +220,14 @@ class ScratchConfig(PreTrainedConfig):
             raise ValueError(f"{type(self).__name__} cannot work: " + "; ".join(errors))
 
     def _errors(self) -> Iterator[str]:
-        values = {name: getattr(self, name, None) for name in (*CHOICES, *SIZES, *PROBABILITIES)}
-        for name, choices in CHOICES.items():
-            if values[name] not in choices:
-                yield f"{name}={values[name]!r} must be one of {', '.join(map(repr, choices))}"
-        for name in SIZES:
-            if values[name] is not None and values[name] < 1:
-                yield f"{name}={values[name]} must be at least 1"
-        for name in PROBABILITIES:
-            if values[name] is not None and not 0 <= values[name] < 1:
-                yield f"{name}={values[name]} must be at least 0 and below 1"
-        for name in ("layer_norm_eps", "initializer_range"):
-            if not getattr(self, name) > 0:
-                yield f"{name}={getattr(self, name)} must be above 0"
-        groups, heads = self.num_key_value_heads, self.num_attention_heads
+        for name, choices in (CHOICES | {"pooler_act": tuple(POOLERS)}).items():
+            if (choice := getattr(self, name, None)) not in choices:
+                yield f"{name}={choice!r} must be one of {', '.join(map(repr, choices))}"
+        for wanted, (names, is_within) in RANGES.items():
+            for name in names:
+                if (value := getattr(self, name, None)) is not None and not is_within(value):
+                    yield f"{name}={value} must be {wanted}"
+        heads, groups = self.num_attention_heads, self.num_key_value_heads
         if self.head_dim is None:
             yield (
                 f"num_attention_heads={heads} does not divide hidden_size={self.hidden_size}: "
@@ -258,142 +235,84 @@ class ScratchConfig(PreTrainedConfig):
             )
         if groups > 0 and heads % groups:
             yield f"num_key_value_heads={groups} must divide num_attention_heads={heads}"
-        positions = POSITIONS.get(self.position_embedding_type, Positions())
-        if self.position_offset < 0:
-            yield f"position_offset={self.position_offset} must be at least 0"
+        kind = self.position_embedding_type
+        positions = POSITIONS.get(kind, Positions())
         if self.position_offset and not positions.has_table:
-            yield (
-                f"position_offset={self.position_offset} needs position_embedding_type='learned', "
-                f"got {self.position_embedding_type!r}"
-            )
+            yield f"position_offset={self.position_offset} needs position_embedding_type='learned', got {kind!r}"
         if positions.is_rotary and self.head_dim is not None and self.head_dim % 2:
             yield f"head_dim={self.head_dim} must be even for position_embedding_type='rotary'"
         rope = self.rope_parameters or {}
-        if (kind := rope.get("rope_type", "default")) not in ("default", *ROPE_INIT_FUNCTIONS):
-            yield f"rope_parameters={rope}: rope_type={kind!r} must be 'default' or in {set(ROPE_INIT_FUNCTIONS)}"
+        if (rope_type := rope.get("rope_type", "default")) not in ("default", *ROPE_INIT_FUNCTIONS):
+            yield f"rope_parameters={rope}: {rope_type=} must be 'default' or in {set(ROPE_INIT_FUNCTIONS)}"
         if not rope.get("rope_theta", 1.0) > 0:
             yield f"rope_parameters={rope}: rope_theta must be above 0"
-        for name, limit in self._token_limits().items():
-            tokens = getattr(self, name)
+        target = getattr(self, "decoder_vocab_size", None) or self.vocab_size
+        limits = dict.fromkeys(("bos_token_id", "eos_token_id", "decoder_start_token_id"), target)
+        for name, limit in (limits | {"pad_token_id": min(self.vocab_size, target)}).items():
+            tokens = getattr(self, name, None)
             for token in tokens if isinstance(tokens, list) else [tokens]:
                 if token is not None and not 0 <= token < limit:
                     yield f"{name}={tokens} must lie within the vocabulary, 0 to {limit - 1}"
 
-    def _token_limits(self) -> dict[str, int]:
-        """The vocabulary size that each special token must stay below."""
-        return dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), self.vocab_size)
 
-
-def _tensor_parallel_plan(*stacks: str) -> dict[str, str]:
-    styles = {"q_proj": "colwise", "k_proj": "colwise", "v_proj": "colwise", "o_proj": "rowwise"}
-    norms = dict.fromkeys(("q_norm", "k_norm"), "replicated_with_grad_allreduce")
-    plan = {f"{stack}embeddings.word_embeddings": "embedding_rowwise" for stack in stacks}
-    for stack in stacks:
-        attentions = ("self_attn", "cross_attn") if stack == "decoder." else ("self_attn",)
-        for attention in attentions:
-            plan |= {f"{stack}layers.*.{attention}.{name}": style for name, style in (styles | norms).items()}
-        plan |= {f"{stack}layers.*.mlp.{name}": "colwise" for name in ("gate_proj", "up_proj")}
-        plan[f"{stack}layers.*.mlp.down_proj"] = "rowwise"
-    return plan
+CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 
 
 @strict
 class ScratchEncoderConfig(ScratchConfig):
-    """A bidirectional encoder, as BERT and DistilBERT are. `num_hidden_layers` is its depth (N).
-
-    Args:
-        type_vocab_size: kinds of token that `token_type_ids` tell apart, such as BERT's first and second sentence; 0
-            for none, in which case those ids are ignored.
-        pooler_act: one vector for a whole text, from a dense layer and this activation over the state of its first
-            token: `"tanh"` (BERT) or `"relu"` (DistilBERT's classifier). The backbone returns it as `pooler_output`,
-            and whole texts and choices are classified by it. `None`: no such layer.
-        lm_head_transform: a dense layer, `hidden_act` and a norm before the masked-LM head (BERT).
-    """
+    """A bidirectional encoder, as BERT and DistilBERT are."""
 
     model_type = "scratch_encoder"
-    base_model_tp_plan = _tensor_parallel_plan("")
-    _auto_map = _auto_map(
-        "Encoder",
-        AutoModelForPreTraining="ForMaskedLM",
-        AutoModelForMaskedLM="ForMaskedLM",
-        AutoModelForSequenceClassification="ForSequenceClassification",
-        AutoModelForTokenClassification="ForTokenClassification",
-        AutoModelForQuestionAnswering="ForQuestionAnswering",
-        AutoModelForMultipleChoice="ForMultipleChoice",
-        AutoModelForTextEncoding="Model",
-    )
+    _auto_map = _auto_map("Encoder", "ForMaskedLM", *CLASSIFIERS, "ForMultipleChoice", AutoModelForTextEncoding="Model")
 
-    num_hidden_layers: int = 6
+    num_hidden_layers: int = 6  # N
+    # Kinds of token that `token_type_ids` tell apart, as BERT's first and second sentence; 0: those ids are ignored.
     type_vocab_size: int = 0
+    # In POOLERS: `pooler_output`, by which whole texts and choices are classified, is a dense layer and this activation
+    # over the state of the first token (BERT has "tanh", DistilBERT's classifier "relu").
     pooler_act: str | None = None
-    lm_head_transform: bool = False
-
-    def _errors(self) -> Iterator[str]:
-        yield from super()._errors()
-        if self.type_vocab_size < 0:
-            yield f"type_vocab_size={self.type_vocab_size} must be at least 0"
-        if self.pooler_act not in POOLERS:
-            yield f"pooler_act={self.pooler_act!r} must be one of {', '.join(map(repr, POOLERS))}"
+    lm_head_transform: bool = False  # a dense layer, `hidden_act` and a norm before the masked-LM head (BERT)
 
 
 @strict
 class ScratchDecoderConfig(ScratchConfig):
-    """A decoder-only language model, as GPT-2 and Llama are. `num_hidden_layers` is its depth (N); `use_cache` keeps
-    keys and values of earlier tokens by default."""
+    """A decoder-only language model, as GPT-2 and Llama are."""
 
     model_type = "scratch_decoder"
     keys_to_ignore_at_inference = ["past_key_values"]
-    base_model_tp_plan = _tensor_parallel_plan("")
     base_model_pp_plan = {
         "embeddings": (["input_ids"], ["inputs_embeds"]),
         "layers": (["hidden_states", "attention_mask"], ["hidden_states"]),
         "norm": (["hidden_states"], ["hidden_states"]),
     }
-    _auto_map = _auto_map(
-        "Decoder",
-        AutoModelForPreTraining="ForCausalLM",
-        AutoModelForCausalLM="ForCausalLM",
-        AutoModelForSequenceClassification="ForSequenceClassification",
-        AutoModelForTokenClassification="ForTokenClassification",
-        AutoModelForQuestionAnswering="ForQuestionAnswering",
-    )
+    _auto_map = _auto_map("Decoder", "ForCausalLM", *CLASSIFIERS)
 
-    num_hidden_layers: int = 6
-    use_cache: bool = True
+    num_hidden_layers: int = 6  # N
+    use_cache: bool = True  # by default, keys and values of earlier tokens are kept
 
 
 @strict
 class ScratchSeq2SeqConfig(ScratchConfig):
-    """An encoder-decoder, as the paper's translator and Marian are.
-
-    Args:
-        encoder_layers, decoder_layers: depths of the two stacks (N). `generate` of transformers reads these names.
-        decoder_vocab_size: target vocabulary. Default: `vocab_size`.
-        share_encoder_decoder_embeddings: both sides look tokens up in one table, which takes
-            `decoder_vocab_size == vocab_size`. With `tie_word_embeddings` the head is that table too.
-        decoder_start_token_id: first token of every target. Default: `bos_token_id`, or else `pad_token_id`.
-    """
+    """An encoder-decoder, as the paper's translator and Marian are."""
 
     model_type = "scratch_seq2seq"
     keys_to_ignore_at_inference = ["past_key_values"]
     attribute_map = ScratchConfig.attribute_map | {"num_hidden_layers": "encoder_layers"}
-    base_model_tp_plan = _tensor_parallel_plan("encoder.", "decoder.")
-    base_model_fsdp_plan = {
-        f"{stack}.{part}": plan
-        for stack in ("encoder", "decoder")
-        for part, plan in ScratchConfig.base_model_fsdp_plan.items()
+    base_model_tp_plan = {
+        **_within("encoder", ScratchConfig.base_model_tp_plan),
+        **_within("decoder", _tensor_parallel_plan("self_attn", "cross_attn")),
     }
-    _auto_map = _auto_map(
-        "Seq2Seq",
-        AutoModelForPreTraining="ForConditionalGeneration",
-        AutoModelForSeq2SeqLM="ForConditionalGeneration",
-    )
+    base_model_fsdp_plan = {
+        **_within("encoder", ScratchConfig.base_model_fsdp_plan),
+        **_within("decoder", ScratchConfig.base_model_fsdp_plan),
+    }
+    _auto_map = _auto_map("Seq2Seq", AutoModelForSeq2SeqLM="ForConditionalGeneration")
 
-    encoder_layers: int = 6
+    encoder_layers: int = 6  # N of each stack, by the names that `generate` reads
     decoder_layers: int = 6
-    decoder_vocab_size: int | None = None
-    share_encoder_decoder_embeddings: bool = True
-    decoder_start_token_id: int | None = None
+    decoder_vocab_size: int | None = None  # of the target. Default: vocab_size
+    share_encoder_decoder_embeddings: bool = True  # one table for both sides; if tied, the head is that table too
+    decoder_start_token_id: int | None = None  # of every target. Default: bos_token_id, or else pad_token_id
     is_encoder_decoder: bool = True
     use_cache: bool = True
 
@@ -426,13 +345,3 @@ class ScratchSeq2SeqConfig(ScratchConfig):
             )
         if self.decoder_start_token_id is None:
             yield "decoder_start_token_id=None: give it, or bos_token_id, or pad_token_id"
-
-    def _token_limits(self) -> dict[str, int]:
-        target = getattr(self, "decoder_vocab_size", None) or self.vocab_size
-        return {
-            "pad_token_id": min(self.vocab_size, target),
-            **dict.fromkeys(("bos_token_id", "eos_token_id", "decoder_start_token_id"), target),
-        }
-
-
-__all__ = ["ScratchConfig", "ScratchEncoderConfig", "ScratchDecoderConfig", "ScratchSeq2SeqConfig"]

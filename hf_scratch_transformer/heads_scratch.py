@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.modeling_outputs import (
-    BaseModelOutput,
     ModelOutput,
     QuestionAnsweringModelOutput,
     SequenceClassifierOutput,
@@ -19,13 +18,7 @@ from transformers.modeling_outputs import (
 from transformers.models.auto import modeling_auto
 from transformers.utils import can_return_tuple
 
-from .configuration_scratch import (
-    ACTIVATIONS,
-    ScratchConfig,
-    ScratchDecoderConfig,
-    ScratchEncoderConfig,
-    ScratchSeq2SeqConfig,
-)
+from .configuration_scratch import ACTIVATIONS, ScratchConfig
 from .layers_scratch import make_norm
 from .ops_scratch import is_unmodified, linear_cross_entropy, next_token_logits
 from .stack_scratch import ScratchKwargs, ScratchPreTrainedModel
@@ -189,39 +182,42 @@ class ScratchClassifier(ScratchPreTrainedModel):
             `loss`; `logits` (B, L), (B, T, L) or (B, choices).
         """
         loss_kwargs = take_loss_kwargs(kwargs)
-        inputs = input_ids if inputs_embeds is None else inputs_embeds
-        if labels is not None and inputs is not None:
-            check_labels(labels, self.label_shape(inputs, labels))
-        outputs = self.run_backbone(input_ids, attention_mask, position_ids, inputs_embeds, kwargs)
-        logits = self.head(self.select(outputs, attention_mask, input_ids))
-        loss = None
-        if labels is not None:
-            loss = self.loss(logits, labels, loss_kwargs.get("num_items_in_batch"))
-        return self.output_type(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
+        inputs = {"attention_mask": attention_mask, "position_ids": position_ids, **kwargs}
+        logits, recorded = self.score(input_ids, inputs_embeds, (labels,), inputs)
+        count = loss_kwargs.get("num_items_in_batch")
+        loss = None if labels is None else self.loss(logits, labels, count)
+        return self.output_type(loss=loss, logits=logits, **recorded)
 
-    def run_backbone(
+    def score(
         self,
         input_ids: Tensor | None,
-        attention_mask: Any,
-        position_ids: Tensor | None,
         inputs_embeds: Tensor | None,
-        kwargs: dict[str, Any],
-    ) -> BaseModelOutput:
-        kwargs.setdefault("use_cache", False)  # there is no next token to keep a cache for
-        return self.model(input_ids, attention_mask, position_ids, inputs_embeds=inputs_embeds, **kwargs)
+        labels: tuple[Tensor | None, ...],  # to be checked before anything is computed
+        inputs: dict[str, Any],  # the rest of what the backbone is given
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """The head's logits for the vectors that `select` keeps, and what the backbone has recorded on the way."""
+        tokens = input_ids if inputs_embeds is None else inputs_embeds
+        for each in labels:
+            if each is not None and tokens is not None:
+                check_labels(each, self.label_shape(tokens, each))
+        # There is no next token to keep a cache for.
+        outputs = self.run_backbone(input_ids=input_ids, inputs_embeds=inputs_embeds, **{"use_cache": False} | inputs)
+        logits = self.head(self.select(outputs, inputs["attention_mask"], input_ids))
+        return logits, {"hidden_states": outputs.hidden_states, "attentions": outputs.attentions}
+
+    def run_backbone(self, **inputs: Any) -> ModelOutput:
+        return self.model(**inputs)
 
     def head(self, vectors: Tensor) -> Tensor:  # (..., D) -> (..., L)
         return getattr(self, self.head_name)(self.dropout(vectors))
 
     def label_shape(self, inputs: Tensor, labels: Tensor) -> tuple[int, ...]:
-        """The shape of labels, given tokens (B, T) or embeddings (B, T, D)."""
-        raise NotImplementedError
+        """The shape of labels, given tokens (B, T) or embeddings (B, T, D): one for each text."""
+        return inputs.shape[:1]
 
     def select(self, outputs: ModelOutput, attention_mask: Any, input_ids: Tensor | None) -> Tensor:
-        """The vectors to classify, of the backbone's output."""
-        raise NotImplementedError
+        """The vectors to classify, of the backbone's output: one for each token (B, T, D)."""
+        return outputs.last_hidden_state
 
     def loss(self, logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
         return token_loss(logits, labels, num_items_in_batch)
@@ -233,18 +229,11 @@ class ScratchForSequenceClassification(ScratchClassifier):
     _auto_class = "AutoModelForSequenceClassification"
     output_type = SequenceClassifierOutput
 
-    def settle_problem_type(self, labels: Tensor) -> None:
-        """Write down in the configuration what the labels show to be asked for, as transformers' own models do."""
-        if self.config.problem_type is None:
-            if self.config.num_labels == 1:
-                self.config.problem_type = "regression"
-            elif labels.is_floating_point():
-                self.config.problem_type = "multi_label_classification"
-            else:
-                self.config.problem_type = "single_label_classification"
-
     def label_shape(self, inputs: Tensor, labels: Tensor) -> tuple[int, ...]:
-        self.settle_problem_type(labels)
+        """Writes down in the configuration what the labels show to be asked for, as transformers' own models do."""
+        if self.config.problem_type is None:
+            kind = "multi_label_classification" if labels.is_floating_point() else "single_label_classification"
+            self.config.problem_type = "regression" if self.config.num_labels == 1 else kind
         single = self.config.problem_type == "single_label_classification" or self.config.num_labels == 1
         return inputs.shape[:1] if single else (len(inputs), self.config.num_labels)
 
@@ -270,9 +259,6 @@ class ScratchForTokenClassification(ScratchClassifier):
 
     def label_shape(self, inputs: Tensor, labels: Tensor) -> tuple[int, ...]:
         return inputs.shape[:2]
-
-    def select(self, outputs: ModelOutput, attention_mask: Any, input_ids: Tensor | None) -> Tensor:
-        return outputs.last_hidden_state  # (B, T, D)
 
 
 class ScratchForQuestionAnswering(ScratchClassifier):
@@ -301,27 +287,17 @@ class ScratchForQuestionAnswering(ScratchClassifier):
             `loss`, the mean of both ends; `start_logits` and `end_logits` (B, T).
         """
         loss_kwargs = take_loss_kwargs(kwargs)
-        inputs = input_ids if inputs_embeds is None else inputs_embeds
-        for positions in (start_positions, end_positions):
-            if positions is not None and inputs is not None:
-                check_labels(positions, inputs.shape[:1])
-        outputs = self.run_backbone(input_ids, attention_mask, position_ids, inputs_embeds, kwargs)
-        start_logits, end_logits = self.head(outputs.last_hidden_state).movedim(-1, 0).contiguous()
+        inputs = {"attention_mask": attention_mask, "position_ids": position_ids, **kwargs}
+        logits, recorded = self.score(input_ids, inputs_embeds, (start_positions, end_positions), inputs)
+        start_logits, end_logits = logits.movedim(-1, 0).contiguous()
         loss = None
         if start_positions is not None and end_positions is not None:
             losses = []
             for logits, positions in ((start_logits, start_positions), (end_logits, end_positions)):
-                beyond = (positions < 0) | (positions >= logits.shape[1])
-                targets = positions.masked_fill(beyond, -100)
+                targets = positions.masked_fill((positions < 0) | (positions >= logits.shape[1]), -100)
                 losses.append(token_loss(logits, targets, loss_kwargs.get("num_items_in_batch")))
             loss = sum(losses) / 2
-        return QuestionAnsweringModelOutput(
-            loss=loss,
-            start_logits=start_logits,
-            end_logits=end_logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+        return QuestionAnsweringModelOutput(loss=loss, start_logits=start_logits, end_logits=end_logits, **recorded)
 
 
 def check_labels(labels: Tensor, shape: tuple[int, ...]) -> None:
@@ -336,7 +312,7 @@ def check_token_labels(labels: Tensor | None, inputs: Tensor | None) -> None:  #
 
 # The Trainer (which labels it smooths, and whether shifted) and the pipelines look models up by class name in these
 # tables; `AutoModel.register` does not write them.
-for _config in (ScratchEncoderConfig, ScratchDecoderConfig, ScratchSeq2SeqConfig):
+for _config in ScratchConfig.__subclasses__():
     for _auto_class, _reference in _config._auto_map.items():
         if _auto_class != "AutoConfig":
             _names = getattr(modeling_auto, _auto_class)._model_mapping._model_mapping

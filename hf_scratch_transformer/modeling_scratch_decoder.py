@@ -15,6 +15,7 @@ from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
+from .cache_scratch import preallocate
 from .configuration_scratch import ScratchDecoderConfig
 from .heads_scratch import (
     LossKwargs,
@@ -33,6 +34,7 @@ class ScratchDecoderModel(ScratchStack):
     """A stack of blocks that see one side."""
 
     config: ScratchDecoderConfig
+    preallocate = staticmethod(preallocate)
 
     def __init__(self, config: ScratchDecoderConfig):
         super().__init__(config, config.vocab_size, is_causal=True)
@@ -57,9 +59,6 @@ class ScratchDecoderModel(ScratchStack):
                 document starts: packed documents do not see each other.
             past_key_values: keys and values of earlier tokens.
             use_cache: return such a cache.
-
-        Raises:
-            ValueError, TypeError: on what does not fit, with its name and shape.
         """
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
@@ -103,10 +102,8 @@ class ScratchDecoderForCausalLM(ScratchLanguageModel, GenerationMixin):
         """
         Args:
             labels: the tokens themselves (B, T), -100 where there is nothing to predict; shifted by one here. Or
-                `shift_labels`, shifted by the caller, in their stead.
+                `shift_labels`, shifted by the caller, in their stead. The rest as `ScratchDecoderModel`, `LossKwargs`.
             logits_to_keep: logits for that many last positions, or for these positions, only; 0 for all.
-
-        The other arguments are those of `ScratchDecoderModel.forward` and of `LossKwargs`.
 
         Returns:
             `loss` in nats per target, `logits` (B, T, V), `past_key_values`.

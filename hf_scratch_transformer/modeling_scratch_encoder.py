@@ -7,14 +7,8 @@ from functools import partial
 from typing import Any, Unpack
 
 from torch import Tensor
-from transformers.modeling_outputs import (
-    BaseModelOutput,
-    BaseModelOutputWithPooling,
-    MaskedLMOutput,
-    ModelOutput,
-    MultipleChoiceModelOutput,
-)
-from transformers.utils import can_return_tuple
+from transformers.modeling_outputs import BaseModelOutputWithPooling, MaskedLMOutput, MultipleChoiceModelOutput
+from transformers.utils import ModelOutput, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
@@ -53,7 +47,7 @@ class ScratchEncoderModel(ScratchStack):
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         **kwargs: Unpack[ScratchKwargs],
-    ) -> BaseModelOutput | BaseModelOutputWithPooling:
+    ) -> BaseModelOutputWithPooling:
         """
         Args:
             input_ids: tokens (B, T), or `inputs_embeds` (B, T, D) in their stead.
@@ -63,15 +57,10 @@ class ScratchEncoderModel(ScratchStack):
 
         Returns:
             `last_hidden_state` (B, T, D); with a pooler also `pooler_output` (B, D).
-
-        Raises:
-            ValueError, TypeError: on what does not fit, with its name and shape.
         """
         hidden_states = self.encode(input_ids, inputs_embeds, attention_mask, position_ids, **kwargs)
-        if self.pooler is None:
-            return BaseModelOutput(last_hidden_state=hidden_states)
-        pooler_output = self.pooler(first_token(hidden_states, attention_mask))
-        return BaseModelOutputWithPooling(last_hidden_state=hidden_states, pooler_output=pooler_output)
+        pooled = None if self.pooler is None else self.pooler(first_token(hidden_states, attention_mask))
+        return BaseModelOutputWithPooling(last_hidden_state=hidden_states, pooler_output=pooled)
 
 
 def first_token(hidden_states: Tensor, attention_mask: Any) -> Tensor:  # (..., T, D) -> (..., D)
@@ -79,8 +68,13 @@ def first_token(hidden_states: Tensor, attention_mask: Any) -> Tensor:  # (..., 
     if not isinstance(attention_mask, Tensor) or attention_mask.ndim != hidden_states.ndim - 1:
         return hidden_states[..., 0, :]
     index = attention_mask.long().argmax(-1)[..., None, None]  # (..., 1, 1)
-    index = index.expand(*index.shape[:-1], hidden_states.shape[-1])
-    return hidden_states.gather(-2, index).squeeze(-2)
+    return hidden_states.take_along_dim(index, dim=-2).squeeze(-2)
+
+
+def summary(head: ScratchClassifier, outputs: ModelOutput, attention_mask: Any, input_ids: Tensor | None) -> Tensor:
+    """The vector for a whole text: the pooler's if there is one, or the state of the first token."""
+    pooled = outputs.get("pooler_output")
+    return first_token(outputs.last_hidden_state, attention_mask) if pooled is None else pooled
 
 
 class ScratchEncoderForMaskedLM(ScratchLanguageModel):
@@ -106,9 +100,7 @@ class ScratchEncoderForMaskedLM(ScratchLanguageModel):
     ) -> MaskedLMOutput:
         """
         Args:
-            labels: the tokens behind the masks (B, T), -100 elsewhere.
-
-        The other arguments are those of `ScratchEncoderModel.forward` and of `LossKwargs`.
+            labels: the tokens behind the masks (B, T), -100 elsewhere; the rest as `ScratchEncoderModel`, `LossKwargs`.
 
         Returns:
             `loss` in nats per target, `logits` (B, T, V).
@@ -124,9 +116,7 @@ class ScratchEncoderForSequenceClassification(ScratchForSequenceClassification):
 
     config: ScratchEncoderConfig
     backbone = ScratchEncoderModel
-
-    def select(self, outputs: ModelOutput, attention_mask: Any, input_ids: Tensor | None) -> Tensor:
-        return summary(outputs, attention_mask)  # (B, D)
+    select = summary  # (B, D)
 
 
 class ScratchEncoderForTokenClassification(ScratchForTokenClassification):
@@ -147,39 +137,20 @@ class ScratchEncoderForMultipleChoice(ScratchClassifier):
     backbone = ScratchEncoderModel
     output_type = MultipleChoiceModelOutput
     num_outputs, head_name = 1, "choice_scorer"
+    select = summary  # (B, choices, D)
     _auto_class = "AutoModelForMultipleChoice"
 
-    def label_shape(self, inputs: Tensor, labels: Tensor) -> tuple[int, ...]:
-        return inputs.shape[:1]
-
-    def run_backbone(
-        self,
-        input_ids: Tensor | None,
-        attention_mask: Any,
-        position_ids: Tensor | None,
-        inputs_embeds: Tensor | None,
-        kwargs: dict[str, Any],
-    ) -> BaseModelOutput:
-        inputs = (input_ids, attention_mask, position_ids, kwargs.get("token_type_ids"), inputs_embeds)
-        shapes = [None if x is None else tuple(x.shape) for x in inputs]
-        if any(shape is not None and len(shape) < 3 for shape in shapes):
-            raise ValueError(f"inputs must have shape (batch, choices, length), got {shapes[0] or shapes[-1]}")
-        ids, mask, positions, types, embeds = (None if x is None else x.flatten(0, 1) for x in inputs)
-        outputs = super().run_backbone(ids, mask, positions, embeds, kwargs | {"token_type_ids": types})
-        choices = next(shape[1] for shape in (shapes[0], shapes[-1]) if shape is not None)
+    def run_backbone(self, **inputs: Any) -> ModelOutput:
+        names = ("input_ids", "inputs_embeds", "attention_mask", "position_ids", "token_type_ids")
+        texts = {name: inputs[name] for name in names if inputs.get(name) is not None}
+        shape = next((tuple(each.shape) for each in texts.values()), ())
+        if any(each.ndim < 3 for each in texts.values()):
+            raise ValueError(f"inputs must have shape (batch, choices, length), got {shape}")
+        outputs = super().run_backbone(**inputs | {name: each.flatten(0, 1) for name, each in texts.items()})
         for name in ("last_hidden_state", "pooler_output"):
             if outputs.get(name) is not None:
-                outputs[name] = outputs[name].unflatten(0, (-1, choices))  # (B, choices, ...)
+                outputs[name] = outputs[name].unflatten(0, shape[:2])  # (B, choices, ...)
         return outputs
-
-    def select(self, outputs: ModelOutput, attention_mask: Any, input_ids: Tensor | None) -> Tensor:
-        return summary(outputs, attention_mask)  # (B, choices, D)
 
     def head(self, vectors: Tensor) -> Tensor:  # (B, choices, D) -> (B, choices)
         return super().head(vectors).squeeze(-1)
-
-
-def summary(outputs: ModelOutput, attention_mask: Any) -> Tensor:
-    """The vector for a whole text: the pooler's if there is one, or the state of the first token."""
-    pooler_output = outputs.get("pooler_output")
-    return first_token(outputs.last_hidden_state, attention_mask) if pooler_output is None else pooler_output

@@ -3,7 +3,7 @@
 Shapes: B batch, T length of the target, S length of the source, D width, V target vocabulary.
 """
 
-from typing import Unpack
+from typing import Any, Unpack
 
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
@@ -18,6 +18,7 @@ from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
+from .cache_scratch import preallocate
 from .configuration_scratch import ScratchSeq2SeqConfig
 from .heads_scratch import LossKwargs, ScratchLanguageModel, check_token_labels, take_loss_kwargs
 from .layers_scratch import ScratchAttention
@@ -53,6 +54,7 @@ class ScratchSeq2SeqDecoder(ScratchStack):
 
     config: ScratchSeq2SeqConfig
     depth = "decoder_layers"
+    preallocate = staticmethod(preallocate)
     _can_record_outputs = {
         **ScratchStack._can_record_outputs,
         "cross_attentions": OutputRecorder(ScratchAttention, index=1, layer_name="cross_attn"),
@@ -77,28 +79,18 @@ class ScratchSeq2SeqDecoder(ScratchStack):
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         if use_cache and past_key_values is None:
             past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
+        source = encoder_hidden_states, encoder_attention_mask
         hidden_states = self.encode(
-            input_ids,
-            inputs_embeds,
-            attention_mask,
-            position_ids,
-            past_key_values,
-            encoder_hidden_states,
-            encoder_attention_mask,
-            **kwargs,
+            input_ids, inputs_embeds, attention_mask, position_ids, past_key_values, *source, **kwargs
         )
-        return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=hidden_states, past_key_values=past_key_values
-        )
+        return BaseModelOutputWithPastAndCrossAttentions(hidden_states, past_key_values)
 
 
 class ScratchSeq2SeqModel(ScratchPreTrainedModel):
     """Encoder and decoder, as in figure 1 of the paper. The two lengths differ freely."""
 
     config: ScratchSeq2SeqConfig
-    _tied_weights_keys = {
-        "decoder.embeddings.word_embeddings.weight": "encoder.embeddings.word_embeddings.weight",
-    }
+    _tied_weights_keys = {"decoder.embeddings.word_embeddings.weight": "encoder.embeddings.word_embeddings.weight"}
 
     def __init__(self, config: ScratchSeq2SeqConfig):
         super().__init__(config)
@@ -120,10 +112,8 @@ class ScratchSeq2SeqModel(ScratchPreTrainedModel):
         if self.config.share_encoder_decoder_embeddings:
             self.decoder.set_input_embeddings(value)
 
-    def _resize_token_embeddings(
-        self, new_num_tokens: int | None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
-    ) -> nn.Module:
-        table = super()._resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+    def _resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Module:
+        table = super()._resize_token_embeddings(*args, **kwargs)
         self.config.vocab_size = table.num_embeddings  # transformers sets that of `get_text_config()`, maybe a copy
         return table
 
@@ -144,8 +134,7 @@ class ScratchSeq2SeqModel(ScratchPreTrainedModel):
         """
         Args:
             input_ids, attention_mask, inputs_embeds: the source, (B, S), (B, S), (B, S, D).
-            decoder_input_ids, decoder_attention_mask, decoder_inputs_embeds: the target so far, (B, T), (B, T), (B, T,
-            D).
+            decoder_input_ids, decoder_attention_mask, decoder_inputs_embeds: the target so far, of length T.
             encoder_outputs: the encoder's output, if it has run before.
             past_key_values: an `EncoderDecoderCache` of earlier target tokens.
         """
@@ -153,15 +142,13 @@ class ScratchSeq2SeqModel(ScratchPreTrainedModel):
         source = source if encoder_outputs is None else encoder_outputs[0]
         target = decoder_input_ids if decoder_inputs_embeds is None else decoder_inputs_embeds
         if source is not None and target is not None and source.shape[0] != target.shape[0]:
-            sizes = f"{source.shape[0]} sources do not fit {target.shape[0]} targets"
+            sizes = f"{len(source)} sources do not fit {len(target)} targets"
             raise ValueError(f"{sizes} (decoder_input_ids or labels)")
-        if encoder_outputs is None:
-            encoded = self.encoder(
-                input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs
-            )
-        else:
-            is_output = isinstance(encoder_outputs, BaseModelOutput)
-            encoded = encoder_outputs if is_output else BaseModelOutput(*encoder_outputs)
+        encoded = encoder_outputs
+        if encoded is None:
+            encoded = self.encoder(input_ids, attention_mask, inputs_embeds=inputs_embeds, **kwargs)
+        elif not isinstance(encoded, BaseModelOutput):
+            encoded = BaseModelOutput(*encoded)
         decoder_outputs = self.decoder(
             input_ids=decoder_input_ids,
             attention_mask=decoder_attention_mask,
@@ -203,20 +190,14 @@ class ScratchSeq2SeqForConditionalGeneration(ScratchLanguageModel, GenerationMix
         side = "encoder" if self.config.share_encoder_decoder_embeddings else "decoder"
         return {"lm_head.weight": f"model.{side}.embeddings.word_embeddings.weight"}
 
-    def _resize_token_embeddings(
-        self, new_num_tokens: int | None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
-    ) -> nn.Module:
+    def _resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Module:
         # transformers resizes the head along with the source table, which is right only where both sides share it.
-        if not self.config.share_encoder_decoder_embeddings:
-            return self.model._resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
-        return super()._resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        owner = super() if self.config.share_encoder_decoder_embeddings else self.model
+        return owner._resize_token_embeddings(*args, **kwargs)
 
     def resize_decoder_token_embeddings(self, new_num_tokens: int) -> nn.Module:
-        """Resize the target vocabulary, and the head with it, where source and target have one each.
-
-        Raises:
-            ValueError: if both sides share one table; `resize_token_embeddings` is for that.
-        """
+        """Resize the target vocabulary, and the head with it, where source and target have one each; a `ValueError`
+        where they share one, for which there is `resize_token_embeddings`."""
         if self.config.share_encoder_decoder_embeddings:
             raise ValueError("share_encoder_decoder_embeddings=True: use resize_token_embeddings")
         table = self.model.decoder._resize_token_embeddings(new_num_tokens)
@@ -256,8 +237,7 @@ class ScratchSeq2SeqForConditionalGeneration(ScratchLanguageModel, GenerationMix
         """
         Args:
             labels: the target (B, T), without its start token, -100 on padding; `decoder_input_ids` follow from it.
-
-        The other arguments are those of `ScratchSeq2SeqModel.forward` and of `LossKwargs`.
+                The rest as `ScratchSeq2SeqModel`, `LossKwargs`.
 
         Returns:
             `loss` in nats per target token, `logits` (B, T, V), `past_key_values`, and the encoder's outputs.
@@ -271,16 +251,7 @@ class ScratchSeq2SeqForConditionalGeneration(ScratchLanguageModel, GenerationMix
                 use_cache = bool(use_cache)  # nothing is written after a known text
                 if loss_kwargs.get("loss_only") and decoder_attention_mask is None:
                     decoder_attention_mask = trim_after_last_target(labels)
-        outputs = self.model(
-            input_ids,
-            attention_mask,
-            decoder_input_ids,
-            decoder_attention_mask,
-            encoder_outputs,
-            past_key_values,
-            inputs_embeds,
-            decoder_inputs_embeds,
-            use_cache=use_cache,
-            **kwargs,
-        )
+        source = input_ids, attention_mask
+        target = decoder_input_ids, decoder_attention_mask, encoder_outputs, past_key_values
+        outputs = self.model(*source, *target, inputs_embeds, decoder_inputs_embeds, use_cache, **kwargs)
         return self.predict(outputs, labels, **loss_kwargs)

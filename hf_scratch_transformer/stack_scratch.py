@@ -9,7 +9,7 @@ import difflib
 import inspect
 import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Any, Unpack
 
 import torch
@@ -28,7 +28,6 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.utils.generic import TransformersKwargs
 from transformers.utils.output_capturing import OutputRecorder
 
-from .cache_scratch import preallocate
 from .configuration_scratch import NORM_PLACEMENTS, POSITIONS, ScratchConfig
 from .layers_scratch import RotaryPositions, ScratchAttention, ScratchBlock, ScratchEmbeddings, make_norm
 from .ops_scratch import is_compiling_or_tracing
@@ -57,7 +56,7 @@ class ScratchPreTrainedModel(PreTrainedModel):
     _supports_flex_attn = True
     _supports_attention_backend = True
     _can_compile_fullgraph = True
-    # Every argument that some model of ours takes; see `check_kwargs`.
+    # Every argument that some model of ours takes, so that misspelt ones are found.
     known_arguments = {*ScratchKwargs.__annotations__, *TransformersKwargs.__annotations__, "return_dict"}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -99,11 +98,7 @@ class ScratchPreTrainedModel(PreTrainedModel):
                 del plan[absent]
 
     def get_position_embeddings(self) -> nn.Module:
-        """The learned table of positions.
-
-        Raises:
-            ValueError: if positions are not learned.
-        """
+        """The learned table of positions; a `ValueError` where there is none."""
         kind = self.config.position_embedding_type
         if not POSITIONS[kind].has_table:
             raise ValueError(f"position_embedding_type={kind!r} has no table; only 'learned' has one")
@@ -116,8 +111,7 @@ class ScratchPreTrainedModel(PreTrainedModel):
             raise ValueError(f"new_num_position_embeddings={new_num_position_embeddings} must be at least 1")
         self.config.max_position_embeddings = new_num_position_embeddings
         for module in self.modules():
-            if isinstance(module, ScratchEmbeddings) and isinstance(module.position_embeddings, nn.Embedding):
-                old = module.position_embeddings
+            if isinstance(module, ScratchEmbeddings) and isinstance(old := module.position_embeddings, nn.Embedding):
                 rows = new_num_position_embeddings + self.config.position_offset
                 new = nn.Embedding(rows, self.config.hidden_size).to(old.weight.device, old.weight.dtype)
                 self._init_weights(new)
@@ -135,6 +129,7 @@ class ScratchStack(ScratchPreTrainedModel):
         "attentions": OutputRecorder(ScratchAttention, index=1, layer_name="self_attn"),
     }
     depth = "num_hidden_layers"  # the field of the configuration that says how many blocks are run
+    preallocate: Callable[[Cache], None]  # what a decoder does with an empty cache
 
     def __init__(self, config: ScratchConfig, vocab_size: int, is_causal: bool, has_encoder: bool = False):
         super().__init__(config)
@@ -182,9 +177,11 @@ class ScratchStack(ScratchPreTrainedModel):
         if cache is None and (encoder_attention_mask is None or is_padding_mask(encoder_attention_mask)):
             layout = self.choose_layout(batch, attention_mask, position_ids, unpad_inputs, kwargs)
         elif cache is not None and isinstance(past_length, int) and past_length == 0:
-            preallocate(cache)
+            self.preallocate(cache)
         if layout is None:
-            masks = self.make_masks(inputs_embeds, attention_mask, position_ids, cache, past_length, kwargs)
+            # An empty cache would hide that documents are packed.
+            filled = None if type(cache) is DynamicCache and not past_length else cache
+            masks = self.make_masks(inputs_embeds, attention_mask, position_ids, filled, kwargs)
         if position_ids is None:
             position_ids = self.default_positions(inputs_embeds, attention_mask, past_length)
         hidden_states = self.embeddings(inputs_embeds, position_ids, token_type_ids)
@@ -200,27 +197,21 @@ class ScratchStack(ScratchPreTrainedModel):
             encoder_attention_mask = layout.mask(is_causal=False, keys=encoder_layout)
         elif encoder_attention_mask is not None:
             encoder_attention_mask = create_bidirectional_mask(
-                config=self.masking_config(kwargs),
-                inputs_embeds=inputs_embeds,
-                attention_mask=encoder_attention_mask,
-                encoder_hidden_states=encoder_hidden_states,
+                self.masking_config(kwargs), inputs_embeds, encoder_attention_mask, encoder_hidden_states
             )
-        position_embeddings = None if self.rotary is None else self.rotary(position_ids, hidden_states.dtype)
 
+        shared = {
+            "encoder_attention_mask": encoder_attention_mask,
+            "position_embeddings": None if self.rotary is None else self.rotary(position_ids, hidden_states.dtype),
+            "position_ids": position_ids,
+            "past_key_values": past_key_values,
+            **kwargs,
+        }
         # As many as the configuration says, which self-speculative decoding lowers for a while.
         depth = getattr(self.config, self.depth)
         for layer, layer_type in zip(itertools.islice(self.layers, depth), self.layer_types[:depth], strict=True):
             # What gradients flow into is passed by position, where reentrant checkpointing looks for it.
-            hidden_states = layer(
-                hidden_states,
-                masks[layer_type],
-                encoder_hidden_states,
-                encoder_attention_mask=encoder_attention_mask,
-                position_embeddings=position_embeddings,
-                position_ids=position_ids,
-                past_key_values=past_key_values,
-                **kwargs,
-            )
+            hidden_states = layer(hidden_states, masks[layer_type], encoder_hidden_states, **shared)
         if self.norm is not None:
             hidden_states = self.norm(hidden_states)
         return hidden_states if layout is None else layout.pad(hidden_states, batch, length)
@@ -231,46 +222,34 @@ class ScratchStack(ScratchPreTrainedModel):
         """How to lay the texts of a batch one after the other, without their padding, or where the documents are that a
         caller has packed. `None` where that is not less work, or cannot be seen ahead: a graph has no room for as many
         tokens as there happen to be."""
+        is_padded = unpad and is_padding_mask(attention_mask)
+        is_packed = attention_mask is None and position_ids is not None and not self.has_encoder
         shows = ("output_attentions", "output_hidden_states")
-        if (
-            not (unpad and is_padding_mask(attention_mask))
-            and (attention_mask is not None or position_ids is None or self.has_encoder)
-            or self.config._attn_implementation not in ("eager", "sdpa")
-            or "sliding_attention" in self.layer_types
-            or any(kwargs.get(name, getattr(self.config, name, False)) for name in shows)
-            or is_compiling_or_tracing()
-        ):
+        is_plain = self.config._attn_implementation in ("eager", "sdpa") and "sliding_attention" not in self.layer_types
+        is_shown = any(kwargs.get(name, getattr(self.config, name, False)) for name in shows)
+        if not (is_padded or is_packed) or not is_plain or is_shown or is_compiling_or_tracing():
             return None
-        if attention_mask is None:
+        if is_packed:
             return separate_documents(position_ids, batch)
         return unpadded(attention_mask) if is_sparse(attention_mask != 0) else None
 
     def make_masks(
-        self,
-        inputs_embeds: Tensor,
-        attention_mask: Any,
-        position_ids: Tensor | None,
-        cache: Cache | None,
-        past_length: int | Tensor,
-        kwargs: dict[str, Any],
+        self, inputs_embeds: Tensor, attention_mask: Any, position_ids: Tensor | None, cache: Cache | None, kwargs: Any
     ) -> dict[str, Any]:
         """The mask of each kind of layer."""
         if isinstance(attention_mask, dict):
             return attention_mask  # as `generate` prepares them for a compiled step
-        kinds, is_dynamic = set(self.layer_types), type(cache) is DynamicCache
-        is_next = is_dynamic and past_length and inputs_embeds.shape[1] == 1
-        if is_next and attention_mask is None and kinds == {"full_attention"}:
+        kinds, is_next = set(self.layer_types), type(cache) is DynamicCache and inputs_embeds.shape[1] == 1
+        if attention_mask is None and is_next and kinds == {"full_attention"}:
             return {"full_attention": None}  # it sees all before it
         arguments: dict[str, Any] = {
             "config": self.masking_config(kwargs),
             "inputs_embeds": inputs_embeds,
             "attention_mask": attention_mask,
-            # An empty cache would hide that documents are packed.
-            "past_key_values": None if is_dynamic and not past_length else cache,
+            "past_key_values": cache,
         }
         if self.is_causal:
-            # The mask is told of positions only if the caller chose them, since under a compiler their mere presence
-            # costs the mask-free kernels.
+            # Only those that the caller chose: under a compiler their mere presence costs the mask-free kernels.
             arguments["position_ids"] = position_ids
         elif position_ids is not None and attention_mask is None:
             documents = find_packed_sequence_indices(position_ids.expand(len(inputs_embeds), -1))
@@ -306,29 +285,30 @@ class ScratchStack(ScratchPreTrainedModel):
     ) -> None:
         """Raise a `ValueError` or `TypeError` that names what is wrong, before any matrix is multiplied. Looks at
         names and shapes only, which a compiler evaluates once."""
-        check_kwargs(type(self).__name__, kwargs, self.known_arguments)
-        has_padding_mask = is_padding_mask(attention_mask)
+        model, has_padding_mask = type(self).__name__, is_padding_mask(attention_mask)
+        # Unknown names that resemble none pass through, as serving engines and attention backends have their own.
+        for name in kwargs:
+            if name not in self.known_arguments and (nearest := nearest_argument(name, self.known_arguments)):
+                raise TypeError(f"{model} got an unexpected argument {name!r}: did you mean {nearest!r}?")
         # Dropped here, since the attention backends would follow it in every attention, also of a decoder to a source.
         # Beside a mask prepared in full it says nothing: continuous batching says False to decoders then.
-        is_causal = kwargs.pop("is_causal", None)
-        if is_causal not in (None, self.is_causal) and (attention_mask is None or has_padding_mask):
+        asked, is_causal = kwargs.pop("is_causal", None), self.is_causal
+        if asked not in (None, is_causal) and (attention_mask is None or has_padding_mask):
             raise ValueError(
-                f"is_causal={is_causal}: an encoder sees both sides, a decoder one; {type(self).__name__} has "
-                f"is_causal={self.is_causal}"
+                f"is_causal={asked}: an encoder sees both sides, a decoder one; {model} has is_causal={is_causal}"
             )
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError(
                 "give exactly one of input_ids and inputs_embeds (decoder_input_ids, decoder_inputs_embeds)"
             )
-        if input_ids is not None and (input_ids.ndim != 2 or input_ids.is_floating_point()):
-            raise ValueError(
-                f"input_ids must be integers of shape (batch, length), got {input_ids.dtype} {tuple(input_ids.shape)}"
-            )
-        if inputs_embeds is not None:
-            shape, width = tuple(inputs_embeds.shape), self.config.hidden_size
-            if len(shape) != 3 or shape[2] != width:
-                raise ValueError(f"inputs_embeds must have shape (batch, length, hidden_size={width}), got {shape}")
-        batch, length = (input_ids if inputs_embeds is None else inputs_embeds).shape[:2]
+        tokens = input_ids if inputs_embeds is None else inputs_embeds
+        shape = tuple(tokens.shape)
+        if input_ids is not None and (tokens.ndim != 2 or tokens.is_floating_point()):
+            raise ValueError(f"input_ids must be integers of shape (batch, length), got {tokens.dtype} {shape}")
+        if inputs_embeds is not None and (tokens.ndim != 3 or shape[2] != self.config.hidden_size):
+            wanted = f"(batch, length, hidden_size={self.config.hidden_size})"
+            raise ValueError(f"inputs_embeds must have shape {wanted}, got {shape}")
+        batch, length = shape[:2]
         if has_padding_mask:
             rows, columns = attention_mask.shape
             # A cache may hold more than the tokens given so far: prefixes learned by PEFT, slots not filled yet.
@@ -338,14 +318,14 @@ class ScratchStack(ScratchPreTrainedModel):
             raise ValueError(f"position_ids of shape {tuple(position_ids.shape)} do not fit input of length {length}")
         # The length held by a static cache is a tensor; reading it would stall a GPU.
         if self.positions.has_table and isinstance(past_length, int):
-            limit = self.config.max_position_embeddings
+            total, limit = past_length + length, self.config.max_position_embeddings
             # Packed documents may be longer together than each may be; positions are read only where that matters.
-            if past_length + length > limit and (
+            if total > limit and (
                 position_ids is None or (not torch.compiler.is_compiling() and position_ids.max() >= limit)
             ):
                 raise ValueError(
-                    f"input of {past_length + length} tokens is longer than max_position_embeddings={limit}, the size "
-                    "of the learned table of positions: truncate, or call resize_position_embeddings"
+                    f"input of {total} tokens is longer than max_position_embeddings={limit}, the size of the learned "
+                    "table of positions: truncate, or call resize_position_embeddings"
                 )
 
 
@@ -355,14 +335,6 @@ MASKS = {  # by whether attention is causal, and the kind of layer
     (False, "full_attention"): create_bidirectional_mask,
     (False, "sliding_attention"): create_bidirectional_sliding_window_mask,
 }
-
-
-def check_kwargs(model: str, kwargs: Iterable[str], known: set[str]) -> None:
-    """`TypeError` for a near-miss of a known argument. Other unknown names pass through, as serving engines and
-    attention backends have their own."""
-    for name in kwargs:
-        if name not in known and (nearest := nearest_argument(name, known)):
-            raise TypeError(f"{model} got an unexpected argument {name!r}: did you mean {nearest!r}?")
 
 
 @torch.compiler.assume_constant_result  # a compiler calls it once and does not look inside

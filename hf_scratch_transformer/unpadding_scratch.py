@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention.varlen import varlen_attn
-from transformers.masking_utils import find_packed_sequence_indices
 
 from .ops_scratch import compute_dtype, is_compiling_or_tracing
 
@@ -36,16 +35,13 @@ class Unpadded(NamedTuple):
 
     @classmethod
     def of(cls, lengths: Tensor, indices: Tensor | None = None) -> "Unpadded":
-        return cls(F.pad(lengths.cumsum(0), (1, 0)), int(lengths.max()), indices)
+        return cls(F.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0)), int(lengths.max()), indices)
 
     def unpad(self, x: Tensor) -> Tensor:  # (B, T, ...) -> (1, N, ...)
         return x if self.indices is None else x.flatten(0, 1).index_select(0, self.indices)[None]
 
-    def pad(self, x: Tensor, batch: int, length: int) -> Tensor:  # (1, N, ...) -> (B, T, ...), with zeros
-        if self.indices is None:
-            return x
-        padded = x.new_zeros(batch * length, *x.shape[2:]).index_copy_(0, self.indices, x[0])
-        return padded.unflatten(0, (batch, length))
+    def pad(self, x: Tensor, batch: int, length: int) -> Tensor:  # (1, N, ...) -> (B, T, ...)
+        return x if self.indices is None else _scatter(x[0], self.indices, batch, length)
 
     def mask(self, is_causal: bool, keys: "Unpadded | None" = None) -> VarlenMask:
         """From these texts to themselves, or to `keys`, one for each of them."""
@@ -53,27 +49,30 @@ class Unpadded(NamedTuple):
         return VarlenMask(self.cu_seqlens, keys.cu_seqlens, self.max_seqlen, keys.max_seqlen, is_causal)
 
 
+def _scatter(x: Tensor, indices: Tensor, rows: int, length: int) -> Tensor:  # (N, ...) -> (rows, length, ...)
+    """Each token to its place, zeros elsewhere."""
+    return x.new_zeros(rows * length, *x.shape[1:]).index_copy_(0, indices, x).unflatten(0, (rows, length))
+
+
 def unpadded(attention_mask: Tensor) -> Unpadded:  # (B, T), 0 for padding
     real = attention_mask != 0
     return Unpadded.of(real.sum(1), real.flatten().nonzero()[:, 0])
-
-
-def is_sparse(real: Tensor) -> bool:
-    """Whether so few tokens of a batch are real, if any, that leaving out the others saves more than it costs."""
-    count = real.sum()
-    return not bool((count == 0) | (count >= 0.9 * real.numel()))
 
 
 def separate_documents(position_ids: Tensor, batch: int) -> Unpadded | None:  # (B or 1, T)
     """Where documents are that a caller has packed into rows, each with positions of its own; None if there are none,
     or padding them to one length would take more scores than whole rows do."""
     length = position_ids.shape[1]
-    documents = find_packed_sequence_indices(position_ids.expand(batch, -1))
-    if documents is None:
-        return None
-    documents = documents + torch.arange(batch, device=documents.device)[:, None] * length
-    lengths = documents.flatten().unique_consecutive(return_counts=True)[1]
+    is_first = F.pad(position_ids.diff() != 1, (1, 0), value=True).expand(batch, -1)
+    starts = is_first.flatten().nonzero()[:, 0]
+    lengths = starts.diff(append=starts.new_tensor([batch * length]))
     return Unpadded.of(lengths) if len(lengths) * lengths.max() ** 2 < batch * length**2 else None
+
+
+def is_sparse(real: Tensor) -> bool:
+    """Whether so few tokens of a batch are real, if any, that leaving out the others saves more than it costs."""
+    count = real.sum()
+    return not bool((count == 0) | (count >= 0.9 * real.numel()))
 
 
 def trim_after_last_target(target_ids: Tensor) -> Tensor | None:  # (B, T)
@@ -87,76 +86,48 @@ def trim_after_last_target(target_ids: Tensor) -> Tensor | None:  # (B, T)
 
 def varlen_attention(backend: Callable) -> Callable:
     """An attention backend for a `VarlenMask`: FlashAttention's kernel where it runs, or `backend` on texts that are
-    padded for it, no wider than the longest. Its signature is that of transformers' backends."""
+    padded for it, no wider than the longest."""
 
     def attend(
-        module: Any,
-        query: Tensor,  # (B, H, T, d)
-        key: Tensor,
-        value: Tensor,
-        mask: VarlenMask,
-        dropout: float = 0.0,
-        scaling: float = 1.0,
-        **kwargs: Any,
+        module: Any, query: Tensor, key: Tensor, value: Tensor, mask: VarlenMask, dropout: float = 0.0, **kwargs: Any
     ) -> tuple[Tensor, None]:
-        batch, fused = len(query), module.config._attn_implementation == "sdpa"
-        if fused and has_varlen_kernel(query, value, dropout):
-            return _by_kernel(module, query, key, value, mask, scaling), None
-        queries = _slots(mask.cu_seqlens_q, mask.max_seqlen_q, batch * query.shape[2])
-        keys = queries
+        batch, is_fused = len(query), module.config._attn_implementation == "sdpa"
+        query, key, value = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))  # (B, H, T, d) -> (N, H, d)
+        if is_fused and has_varlen_kernel(query, value, dropout):
+            key, value = (x.repeat_interleave(module.num_key_value_groups, dim=1) for x in (key, value))
+            query, key, value = (x.to(compute_dtype(x)) for x in (query, key, value))
+            window = (-1, 0 if mask.is_causal else -1)  # how far back and ahead is looked; -1: to the end
+            output: Any = varlen_attn(query, key, value, *mask[:4], scale=kwargs["scaling"], window_size=window)
+            return output.unflatten(0, (batch, -1)), None
+        texts, places = len(mask.cu_seqlens_q) - 1, _padded_indices(mask.cu_seqlens_q, mask.max_seqlen_q, len(query))
+        key_places = places
         if mask.cu_seqlens_k is not mask.cu_seqlens_q:
-            keys = _slots(mask.cu_seqlens_k, mask.max_seqlen_k, len(key) * key.shape[2])
-        texts = len(mask.cu_seqlens_q) - 1
-        query = _pad_heads(query, queries, texts, mask.max_seqlen_q)
-        key, value = (_pad_heads(x, keys, texts, mask.max_seqlen_k) for x in (key, value))
-        output, _ = backend(
-            module, query, key, value, _padded_mask(mask, fused), dropout=dropout, scaling=scaling, **kwargs
-        )
-        return output.flatten(0, 1).index_select(0, queries).unflatten(0, (batch, -1)), None
+            key_places = _padded_indices(mask.cu_seqlens_k, mask.max_seqlen_k, len(key))
+        query = _scatter(query, places, texts, mask.max_seqlen_q).transpose(1, 2)  # (R, H, longest, d)
+        key, value = (_scatter(x, key_places, texts, mask.max_seqlen_k).transpose(1, 2) for x in (key, value))
+        output, _ = backend(module, query, key, value, _padding_mask(mask, is_fused), dropout=dropout, **kwargs)
+        return output.flatten(0, 1).index_select(0, places).unflatten(0, (batch, -1)), None
 
     return attend
 
 
-def _slots(cu_seqlens: Tensor, longest: int, count: int) -> Tensor:  # -> (N,): of each token among R × longest
-    gaps = longest - cu_seqlens.diff()
-    before = (gaps.cumsum(0) - gaps).repeat_interleave(cu_seqlens.diff(), output_size=count)
+def has_varlen_kernel(query: Tensor, value: Tensor, dropout: float) -> bool:  # on an NVIDIA GPU from Ampere on
+    if not query.is_cuda or torch.version.cuda is None or torch.cuda.get_device_capability(query.device) < (8, 0):
+        return False
+    is_half = compute_dtype(query) in (torch.bfloat16, torch.float16)
+    return is_half and dropout == 0.0 and query.shape[-1] == value.shape[-1] in range(8, 257, 8)
+
+
+def _padded_indices(cu_seqlens: Tensor, longest: int, count: int) -> Tensor:  # (N,): of each token among R × longest
+    lengths = cu_seqlens.diff()
+    gaps = longest - lengths
+    before = (gaps.cumsum(0) - gaps).repeat_interleave(lengths, output_size=count)
     return torch.arange(count, device=cu_seqlens.device) + before
 
 
-def _pad_heads(x: Tensor, slots: Tensor, texts: int, longest: int) -> Tensor:  # (B, H, T, d) -> (R, H, longest, d)
-    x = x.transpose(1, 2).flatten(0, 1)
-    padded = x.new_zeros(texts * longest, *x.shape[1:]).index_copy_(0, slots, x)
-    return padded.unflatten(0, (texts, longest)).transpose(1, 2)
-
-
-def _padded_mask(mask: VarlenMask, fused: bool) -> Tensor | None:  # True where a query may look
-    device = mask.cu_seqlens_k.device
+def _padding_mask(mask: VarlenMask, is_fused: bool) -> Tensor | None:  # True where a query may look
+    device, length = mask.cu_seqlens_k.device, mask.max_seqlen_k
     if mask.is_causal:  # padding comes last, where nobody looks
-        return None if fused else torch.ones(1, 1, *2 * [mask.max_seqlen_q], dtype=torch.bool, device=device).tril()
+        return None if is_fused else torch.ones(1, 1, length, length, dtype=torch.bool, device=device).tril()
     # A text without tokens attends to one empty slot rather than to nothing, which would be NaN.
-    lengths = mask.cu_seqlens_k.diff().clamp(min=1)[:, None, None, None]
-    return torch.arange(mask.max_seqlen_k, device=device) < lengths  # (R, 1, 1, longest)
-
-
-def has_varlen_kernel(query: Tensor, value: Tensor, dropout: float) -> bool:
-    """On an NVIDIA GPU from Ampere on, in half precision."""
-    return (
-        query.is_cuda
-        and compute_dtype(query) in (torch.bfloat16, torch.float16)
-        and dropout == 0.0
-        and query.shape[-1] == value.shape[-1] <= 256
-        and query.shape[-1] % 8 == 0
-        and torch.version.cuda is not None
-        and torch.cuda.get_device_capability(query.device) >= (8, 0)
-    )
-
-
-def _by_kernel(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: VarlenMask, scaling: float) -> Tensor:
-    batch, dtype, groups = len(query), compute_dtype(query), module.num_key_value_groups
-    key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-    query, key, value = (x.transpose(1, 2).flatten(0, 1).to(dtype) for x in (query, key, value))
-    window = (-1, 0 if mask.is_causal else -1)  # how far back and ahead is looked; -1: to the end
-    offsets = mask.cu_seqlens_q.int(), mask.cu_seqlens_k.int()
-    lengths = mask.max_seqlen_q, mask.max_seqlen_k
-    output: Any = varlen_attn(query, key, value, *offsets, *lengths, scale=scaling, window_size=window)
-    return output.unflatten(0, (batch, -1))  # (B, T, H, d)
+    return torch.arange(length, device=device) < mask.cu_seqlens_k.diff().clamp(min=1)[:, None, None, None]

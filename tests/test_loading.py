@@ -27,16 +27,16 @@ from hf_scratch_transformer.tokenization import config_fields, train_tokenizer
 from tests import tiny
 
 PACKAGE = Path(scratch.__file__).parent
-COMMON = tuple(
-    f"{name}_scratch.py" for name in ("cache", "configuration", "heads", "layers", "ops", "stack", "unpadding")
-)
+COMMON = tuple(f"{name}_scratch.py" for name in ("configuration", "heads", "layers", "ops", "stack", "unpadding"))
 FAMILY_FILES = tuple(f"modeling_scratch_{family}.py" for family in tiny.FAMILIES)
-SHIPPED = COMMON + FAMILY_FILES
+SHIPPED = (*COMMON, "cache_scratch.py", *FAMILY_FILES)
 
 
 def shipped(model_class: type[PreTrainedModel]) -> set[str]:
     """The files that a saved model of this class carries: its family's and no other's."""
-    return {*COMMON, f"modeling_scratch_{tiny.family(model_class)}.py"}
+    family = tiny.family(model_class)
+    cache = set() if family == "encoder" else {"cache_scratch.py"}
+    return {*COMMON, *cache, f"modeling_scratch_{family}.py"}
 
 
 # The article's two sentences, and what else a vocabulary needs.

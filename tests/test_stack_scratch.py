@@ -651,6 +651,6 @@ def test_documents_of_very_unequal_lengths_stay_in_their_row(monkeypatch):
     lengths = (12, 1, 1, 1, 1, 1)
     positions = torch.cat([torch.arange(length) for length in lengths])[None]
     ids = tiny.tokens(40, 1, sum(lengths))
-    monkeypatch.setattr(unpadding_scratch, "_pad_heads", None)
+    monkeypatch.setattr(unpadding_scratch, "_scatter", None)
     alone = torch.cat([model(document).last_hidden_state for document in ids.split(lengths, dim=1)], dim=1)
     assert_close(model(ids, position_ids=positions).last_hidden_state, alone, atol=1e-5, rtol=1e-5)
