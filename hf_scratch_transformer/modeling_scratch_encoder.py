@@ -68,7 +68,8 @@ def first_token(hidden_states: Tensor, attention_mask: Any) -> Tensor:  # (..., 
     if not isinstance(attention_mask, Tensor) or attention_mask.ndim != hidden_states.ndim - 1:
         return hidden_states[..., 0, :]
     index = attention_mask.long().argmax(-1)[..., None, None]  # (..., 1, 1)
-    return hidden_states.take_along_dim(index, dim=-2).squeeze(-2)
+    index = index.expand(*index.shape[:-1], hidden_states.shape[-1])
+    return hidden_states.gather(-2, index).squeeze(-2)
 
 
 def summary(head: ScratchClassifier, outputs: ModelOutput, attention_mask: Any, input_ids: Tensor | None) -> Tensor:

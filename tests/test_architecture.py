@@ -36,12 +36,12 @@ BUDGETS = {
     "layers_scratch": 330,
     "stack_scratch": 347,  # to become 320
     "heads_scratch": 320,
-    "modeling_scratch_encoder": 156,  # to become 130
+    "modeling_scratch_encoder": 157,  # to become 130
     "modeling_scratch_decoder": 154,  # to become 150
     "modeling_scratch_seq2seq": 257,  # to become 250
 }
 FOLDERS = {  # of all files that a model carries
-    "modeling_scratch_encoder": 1856,  # to become 1750
+    "modeling_scratch_encoder": 1857,  # to become 1750
     "modeling_scratch_decoder": 1926,  # to become 1850
 }
 
