@@ -192,7 +192,7 @@ class ScratchSeq2SeqForConditionalGeneration(ScratchLanguageModel, GenerationMix
 
     def _resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Module:
         # transformers resizes the head along with the source table, which is right only where both sides share it.
-        owner = super() if self.config.share_encoder_decoder_embeddings else self.model
+        owner: Any = super() if self.config.share_encoder_decoder_embeddings else self.model
         return owner._resize_token_embeddings(*args, **kwargs)
 
     def resize_decoder_token_embeddings(self, new_num_tokens: int) -> nn.Module:
