@@ -41,9 +41,8 @@ def is_unmodified(linear: nn.Module) -> TypeGuard[nn.Linear]:
 
 
 class RMSNorm(nn.RMSNorm):
-    """Root mean square norm (Zhang & Sennrich, 2019), in the type of its weight, also under autocast: torch has no
-    kernels for two types. Nor has it a backward pass for a CPU in one piece; that of a layer norm around 0 is all but
-    one term of it."""
+    """Root mean square norm (Zhang & Sennrich, 2019), in the type of its weight, also under autocast. torch has no
+    backward pass of it for a CPU in one piece; that of a layer norm around 0 is all but one term of it."""
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight
@@ -61,8 +60,8 @@ class FusedRMSNorm(torch.autograd.Function):
 
     @staticmethod
     def can_take(x: Tensor, weight: Tensor) -> bool:
-        is_there = x.device.type in ("cpu", "meta") and weight.dtype in (torch.float32, torch.float64)
-        return is_there and x.numel() > 0 and not is_compiling_or_tracing()
+        is_precise = weight.dtype in (torch.float32, torch.float64)
+        return is_precise and x.device.type in ("cpu", "meta") and x.numel() > 0 and not is_compiling_or_tracing()
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -131,8 +130,8 @@ def linear_cross_entropy(
     """`cross_entropy(linear(hidden_states, weight, bias), target_ids, reduction="sum")`, in nats and at least single
     precision, without logits of rows that have no target, and without the N × V logits ever being there at once.
 
-    As in Cut Cross-Entropy (Wijmans et al., 2025), the logits of some rows are made and used up before the next ones;
-    with them at hand, their gradients are computed too, so that the widest product of a model is not done again.
+    As in Cut Cross-Entropy (Wijmans et al., 2025), the logits of some rows are used up before the next ones are made,
+    for their gradients too, so that the widest product of a model is not done again.
     """
     dtype = compute_dtype(hidden_states)
     hidden_states, weight, bias = hidden_states.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
@@ -179,17 +178,15 @@ def cross_entropy_in_chunks(
 
 def chunk_rows(weight: Tensor) -> int:
     """How many rows of logits are made at a time: a power of two, which hardware multiplies fastest."""
-    rows = (CPU_CHUNK if weight.device.type == "cpu" else CHUNK) // len(weight)
-    return 1 << max(0, rows.bit_length() - 1)
+    return 1 << max(0, ((CPU_CHUNK if weight.is_cpu else CHUNK) // len(weight)).bit_length() - 1)
 
 
 def _shapes(hidden_states: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
     """Results of the right shapes without data, for compilers."""
-    with_gradients = rest[-1]
     loss = weight.new_empty((), dtype=torch.promote_types(weight.dtype, torch.float32))
-    bias_size = len(weight) if with_gradients and bias is not None else 0
-    grad_weight = weight.new_empty(weight.shape if with_gradients else (0,))
-    return loss, torch.empty_like(hidden_states), grad_weight, weight.new_empty(bias_size)
+    rows = len(weight) if rest[-1] else 0  # with gradients
+    grad_weight = weight.new_empty(weight.shape if rows else (0,))
+    return loss, torch.empty_like(hidden_states), grad_weight, weight.new_empty(0 if bias is None else rows)
 
 
 def _save_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -198,15 +195,14 @@ def _save_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...
 
 
 def _backward(ctx: Any, grad: Tensor, *unused: Any) -> tuple[Tensor | None, ...]:
-    # In place, since they are as large as the table; torch refuses a second backward pass through them. A compiler
-    # plans its memory itself.
+    # In place, since they are as large as the table, for one backward pass. A compiler plans its memory itself.
     scale = torch.mul if torch.compiler.is_compiling() else Tensor.mul_
     grad_states, grad_weight, grad_bias = (scale(saved, grad.to(saved.dtype)) for saved in ctx.saved_tensors)
     return grad_states, grad_weight, grad_bias if ctx.has_bias else None, None, None, None
 
 
-# To torch.compile one operation, since how often its loop runs depends on how many targets a batch has. This file may
-# be loaded several times, as the package's and as that of models from the Hub: the first to come registers it for all.
+# To torch.compile one operation, since how often its loop runs depends on how many targets a batch has. Of several
+# copies of this file, the package's and those of models from the Hub, the first to come registers it for all.
 if not hasattr(torch.ops.scratch_transformer, "cross_entropy_in_chunks"):
     _registered = torch.library.custom_op(
         "scratch_transformer::cross_entropy_in_chunks", cross_entropy_in_chunks, mutates_args=()
@@ -216,9 +212,8 @@ if not hasattr(torch.ops.scratch_transformer, "cross_entropy_in_chunks"):
 _operation = torch.ops.scratch_transformer.cross_entropy_in_chunks
 
 
-def _flops(states: Tensor, weight: Tensor, bias: Any, target_ids: Tensor, *rest: Any, **_: Any) -> int:
-    with_gradients = rest[1]  # after the label smoothing
-    return (6 if with_gradients else 2) * int((target_ids != -100).sum()) * weight.numel()
+def _flops(states: Any, weight: Tensor, bias: Any, targets: Tensor, smoothing: Any, gradients: bool, **_: Any) -> int:
+    return (6 if gradients else 2) * int((targets != -100).sum()) * weight.numel()
 
 
 if _operation not in flop_registry:  # for `FlopCounterMode`, which cannot look inside
