@@ -371,9 +371,9 @@ def test_folders_there_and_back(name, task, tmp_path, monkeypatch):
     assert_equal_models(ours, convert_from(tmp_path / "native"))
     index = json.loads((tmp_path / "ours/model.safetensors.index.json").read_text())
     assert set(index["weight_map"].values()) == {path.name for path in (tmp_path / "ours").glob("*.safetensors")}
-    assert {path.name for path in (tmp_path / "ours").glob("*_scratch.py")} == {
-        path.name for path in Path(scratch.__file__).parent.glob("*_scratch.py")
-    }
+    ours.save_pretrained(tmp_path / "saved")
+    code, expected = ({path.name for path in (tmp_path / folder).glob("*.py")} for folder in ("ours", "saved"))
+    assert code == expected and f"modeling_{ours.config.model_type}.py" in code
     convert_folder(tmp_path / "ours", tmp_path / "back", name)
     assert_equal_models(type(theirs).from_pretrained(tmp_path / "back"), theirs)
     before, after = tensors(tmp_path / "native"), tensors(tmp_path / "back")

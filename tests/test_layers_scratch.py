@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from hf_scratch_transformer.configuration_scratch import ACTIVATIONS, NORM_PLACEMENTS, NORMS, NormPlacement
+from hf_scratch_transformer.configuration_scratch import ACTIVATIONS, CHOICES, NORM_PLACEMENTS, NORMS, NormPlacement
 from hf_scratch_transformer.layers_scratch import (
     FeedForward,
     RotaryPositions,
@@ -206,6 +206,7 @@ def test_norms_stand_where_their_placement_says(name, monkeypatch):
     """A new placement is one row of a table."""
     placement, formula = PLACEMENTS[name]
     monkeypatch.setitem(NORM_PLACEMENTS, name, placement)
+    monkeypatch.setitem(CHOICES, "norm_position", (*CHOICES["norm_position"], name))
     config = tiny.config("decoder", norm_position=name)
     config._attn_implementation = "eager"
     block = ScratchBlock(config, 0, is_causal=True).eval()
