@@ -24,6 +24,8 @@ class VarlenMask(NamedTuple):
     max_seqlen_q: int
     max_seqlen_k: int
     is_causal: bool
+    slots_q: Tensor  # (N,): of each token among R × max_seqlen_q, where texts are padded for a backend
+    slots_k: Tensor
 
 
 class Unpadded(NamedTuple):
@@ -31,11 +33,16 @@ class Unpadded(NamedTuple):
 
     cu_seqlens: Tensor  # (R + 1,)
     max_seqlen: int
+    slots: Tensor  # (N,): of each token among R × max_seqlen
     indices: Tensor | None = None  # (N,): of each token among the B × T of the batch; None: there is no padding
 
     @classmethod
-    def of(cls, lengths: Tensor, indices: Tensor | None = None) -> "Unpadded":
-        return cls(F.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0)), int(lengths.max()), indices)
+    def of(cls, lengths: Tensor, count: int, indices: Tensor | None = None) -> "Unpadded":
+        longest = int(lengths.max())
+        gaps = longest - lengths
+        before = (gaps.cumsum(0) - gaps).repeat_interleave(lengths, output_size=count)
+        slots = torch.arange(count, device=lengths.device) + before
+        return cls(F.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0)), longest, slots, indices)
 
     def unpad(self, x: Tensor) -> Tensor:  # (B, T, ...) -> (1, N, ...)
         return x if self.indices is None else x.flatten(0, 1).index_select(0, self.indices)[None]
@@ -46,7 +53,8 @@ class Unpadded(NamedTuple):
     def mask(self, is_causal: bool, keys: "Unpadded | None" = None) -> VarlenMask:
         """From these texts to themselves, or to `keys`, one for each of them."""
         keys = keys or self
-        return VarlenMask(self.cu_seqlens, keys.cu_seqlens, self.max_seqlen, keys.max_seqlen, is_causal)
+        offsets, longest = (self.cu_seqlens, keys.cu_seqlens), (self.max_seqlen, keys.max_seqlen)
+        return VarlenMask(*offsets, *longest, is_causal, self.slots, keys.slots)
 
 
 def _scatter(x: Tensor, indices: Tensor, rows: int, length: int) -> Tensor:  # (N, ...) -> (rows, length, ...)
@@ -56,7 +64,8 @@ def _scatter(x: Tensor, indices: Tensor, rows: int, length: int) -> Tensor:  # (
 
 def unpadded(attention_mask: Tensor) -> Unpadded:  # (B, T), 0 for padding
     real = attention_mask != 0
-    return Unpadded.of(real.sum(1), real.flatten().nonzero()[:, 0])
+    indices = real.flatten().nonzero()[:, 0]
+    return Unpadded.of(real.sum(1), len(indices), indices)
 
 
 def separate_documents(position_ids: Tensor, batch: int) -> Unpadded | None:  # (B or 1, T)
@@ -66,7 +75,7 @@ def separate_documents(position_ids: Tensor, batch: int) -> Unpadded | None:  # 
     is_first = F.pad(position_ids.diff() != 1, (1, 0), value=True).expand(batch, -1)
     starts = is_first.flatten().nonzero()[:, 0]
     lengths = starts.diff(append=starts.new_tensor([batch * length]))
-    return Unpadded.of(lengths) if len(lengths) * lengths.max() ** 2 < batch * length**2 else None
+    return Unpadded.of(lengths, batch * length) if len(lengths) * lengths.max() ** 2 < batch * length**2 else None
 
 
 def is_sparse(real: Tensor) -> bool:
@@ -99,14 +108,11 @@ def varlen_attention(backend: Callable) -> Callable:
             window = (-1, 0 if mask.is_causal else -1)  # how far back and ahead is looked; -1: to the end
             output: Any = varlen_attn(query, key, value, *mask[:4], scale=kwargs["scaling"], window_size=window)
             return output.unflatten(0, (batch, -1)), None
-        texts, places = len(mask.cu_seqlens_q) - 1, _padded_indices(mask.cu_seqlens_q, mask.max_seqlen_q, len(query))
-        key_places = places
-        if mask.cu_seqlens_k is not mask.cu_seqlens_q:
-            key_places = _padded_indices(mask.cu_seqlens_k, mask.max_seqlen_k, len(key))
-        query = _scatter(query, places, texts, mask.max_seqlen_q).transpose(1, 2)  # (R, H, longest, d)
-        key, value = (_scatter(x, key_places, texts, mask.max_seqlen_k).transpose(1, 2) for x in (key, value))
+        texts = len(mask.cu_seqlens_q) - 1
+        query = _scatter(query, mask.slots_q, texts, mask.max_seqlen_q).transpose(1, 2)  # (R, H, longest, d)
+        key, value = (_scatter(x, mask.slots_k, texts, mask.max_seqlen_k).transpose(1, 2) for x in (key, value))
         output, _ = backend(module, query, key, value, _padding_mask(mask, is_fused), dropout=dropout, **kwargs)
-        return output.flatten(0, 1).index_select(0, places).unflatten(0, (batch, -1)), None
+        return output.flatten(0, 1).index_select(0, mask.slots_q).unflatten(0, (batch, -1)), None
 
     return attend
 
@@ -116,13 +122,6 @@ def has_varlen_kernel(query: Tensor, value: Tensor, dropout: float) -> bool:  # 
         return False
     is_half = compute_dtype(query) in (torch.bfloat16, torch.float16)
     return is_half and dropout == 0.0 and query.shape[-1] == value.shape[-1] in range(8, 257, 8)
-
-
-def _padded_indices(cu_seqlens: Tensor, longest: int, count: int) -> Tensor:  # (N,): of each token among R × longest
-    lengths = cu_seqlens.diff()
-    gaps = longest - lengths
-    before = (gaps.cumsum(0) - gaps).repeat_interleave(lengths, output_size=count)
-    return torch.arange(count, device=cu_seqlens.device) + before
 
 
 def _padding_mask(mask: VarlenMask, is_fused: bool) -> Tensor | None:  # True where a query may look
