@@ -90,8 +90,6 @@ class FusedRMSNorm(torch.autograd.Function):
 
 # --- Head -------------------------------------------------------------------------------------------------------------
 
-FEW_ROWS = 64
-
 
 def next_token_logits(head: nn.Module, hidden_states: Tensor) -> Tensor:  # (B, T, D) -> (B, T, V)
     """`head(hidden_states)`. A CPU's library multiplies the few rows of a decoding step on one core, or far below what
@@ -103,6 +101,7 @@ def next_token_logits(head: nn.Module, hidden_states: Tensor) -> Tensor:  # (B, 
         or math.prod(rows) > FEW_ROWS
         or torch.is_grad_enabled()
         or not is_unmodified(head)
+        or nn.modules.module._has_any_global_hook()
         or not hidden_states.dtype == head.weight.dtype == torch.float32
         or torch.is_autocast_enabled("cpu")
     ):
@@ -118,6 +117,7 @@ def next_token_logits(head: nn.Module, hidden_states: Tensor) -> Tensor:  # (B, 
 
 # Logits at a time: on a CPU about what its caches hold, elsewhere enough rows to keep the hardware busy.
 CHUNK, CPU_CHUNK = 2**25, 2**23
+FEW_ROWS = 64  # of a decoding step
 
 
 def linear_cross_entropy(

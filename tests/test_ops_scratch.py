@@ -150,11 +150,19 @@ def test_logits_of_few_rows_are_the_heads(monkeypatch):
     assert used == [4] * 3 + [2] * 3 + [1] * 6
 
 
-@pytest.mark.parametrize("case", ["gradients", "many rows", "hooked", "double", "autocast", "compiled"])
+@pytest.mark.parametrize(
+    "case", ["gradients", "many rows", "hooked", "hooked globally", "double", "autocast", "compiled"]
+)
 def test_a_head_is_called_where_it_matters(case, monkeypatch):
-    monkeypatch.setattr(torch, "bmm", None)
+    def refuse(*tensors):
+        raise AssertionError("the head was not called")
+
+    monkeypatch.setattr(torch, "bmm", refuse)
     head, states, heard = nn.Linear(16, 48), torch.randn(1, 65 if case == "many rows" else 1, 16), []
-    head.register_forward_hook(lambda *_: heard.append(1)) if case == "hooked" else None
+    handle = None
+    if case in ("hooked", "hooked globally"):
+        register = head.register_forward_hook if case == "hooked" else nn.modules.module.register_module_forward_hook
+        handle = register(lambda *_: heard.append(1))
     if case == "double":
         head, states = head.double(), states.double()
     function = ops.next_token_logits
@@ -162,4 +170,6 @@ def test_a_head_is_called_where_it_matters(case, monkeypatch):
         function = torch.compile(function, fullgraph=True, backend="eager")
     with torch.set_grad_enabled(case == "gradients"), torch.autocast("cpu", torch.bfloat16, enabled=case == "autocast"):
         assert torch.equal(function(head, states), head(states))
-    assert len(heard) == (2 if case == "hooked" else 0)
+    assert len(heard) == (2 if handle else 0)
+    if handle:
+        handle.remove()
