@@ -197,6 +197,13 @@ def test_shapes_are_those_of_the_real_model():
     assert calls["lm_head"].weights == {"weight": (500, 64)}
 
 
+def test_modules_are_left_as_they_were():
+    """A hook on all modules, or what torch still holds of one, would slow everything that the process does later."""
+    model, _ = pair(tiny.config("decoder", **SIZES), "eager")
+    trace.forward_backward(model, trace.make_inputs(model, 3, 20))
+    assert not torch.nn.modules.module._has_any_global_hook()
+
+
 @pytest.mark.parametrize("model_class", tiny.MODELS, ids=lambda model_class: model_class.__name__)
 def test_every_head_is_found_and_traced(model_class):
     config = tiny.config(tiny.family(model_class), architectures=[model_class.__name__])

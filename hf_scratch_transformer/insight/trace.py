@@ -22,7 +22,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.modules import module as modules
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
@@ -362,12 +362,17 @@ class _Tracer(TorchDispatchMode):
                     call.inputs |= {f"{name}[{i}]" if several else name: shape for i, shape in enumerate(shapes)}
                 call.outputs = _shapes(output)
 
-        handles = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave, with_kwargs=True)]
+        handles = [
+            modules.register_module_forward_pre_hook(enter),
+            modules.register_module_forward_hook(leave, with_kwargs=True),
+        ]
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
+                # torch 2.11 to 2.13 forget this mark, which slows every later call of every module.
+                modules._global_forward_hooks_with_kwargs.pop(handle.id, None)
 
 
 @functools.cache
