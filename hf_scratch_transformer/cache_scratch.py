@@ -1,7 +1,4 @@
-"""A key-value cache with capacity ahead: `DynamicCache` with less copying.
-
-Shapes: B batch, H heads, S tokens held, d width of a head.
-"""
+"""A key-value cache with capacity ahead: `DynamicCache` with less copying."""
 
 from typing import Any
 
@@ -11,25 +8,27 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from .ops_scratch import is_compiling_or_tracing
 
+BLOCK = 16  # tokens: what is held is copied once in so many
+FEW = 2**15  # numbers, which are sooner copied than put into their place
+
 
 class PreallocatedLayer(DynamicLayer):
-    """Keys and values of one layer, (B, H, S, d) each, as the filled part of tensors with capacity for more: what is
-    held already is copied when the capacity is used up, or beams trade places, and not for every new token."""
+    """Keys and values of one layer, (B, heads, S, d) each, as the filled part of tensors with capacity for more: what
+    is held already is copied when the capacity is used up, or beams trade places, and not for every new token."""
 
-    buffers: Any = (None, None)  # of keys and of values, (B, H, capacity, d)
+    buffers: Any = (None, None)  # of keys and of values, (B, heads, capacity, d)
     filled: Any = (None, None)  # their filled parts, as this layer left them
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         # Gradients flow through concatenation only, and a graph knows the lengths that it was made for.
         held = self.keys
-        if held is None or not held.numel() or torch.is_grad_enabled() or torch.compiler.is_dynamo_compiling():
+        if held is None or held.numel() < FEW or torch.is_grad_enabled() or torch.compiler.is_dynamo_compiling():
             return super().update(key_states, value_states, *args, **kwargs)
-        past = held.shape[-2]
-        length = past + key_states.shape[-2]
+        length = held.shape[-2] + key_states.shape[-2]
         if not self.has_capacity(length):
             self.buffers = self.allocate(held, length), self.allocate(self.values, length)
         keys, values = self.buffers
-        keys[:, :, past:length], values[:, :, past:length] = key_states, value_states
+        keys[:, :, held.shape[-2] : length], values[:, :, held.shape[-2] : length] = key_states, value_states
         return self.fill(length)
 
     def has_capacity(self, length: int) -> bool:
@@ -39,8 +38,7 @@ class PreallocatedLayer(DynamicLayer):
         return is_ours and buffer.shape[-2] >= length and buffer.is_inference() == torch.is_inference_mode_enabled()
 
     def allocate(self, held: Tensor, length: int) -> Tensor:
-        capacity = length + max(16, length // 4)
-        buffer = held.new_empty(*held.shape[:2], capacity, held.shape[-1])
+        buffer = held.new_empty(*held.shape[:2], -(-length // BLOCK) * BLOCK, held.shape[-1])
         buffer[:, :, : held.shape[-2]] = held
         return buffer
 

@@ -37,10 +37,10 @@ class SinusoidalPositions(nn.Module):
         # At position 1000 an angle in single precision is off by 6e-5; Apple's GPUs have no other.
         dtype = torch.float32 if position_ids.device.type == "mps" else torch.float64
         exponents = torch.arange(0, self.dim, 2, device=position_ids.device, dtype=dtype) / self.dim
-        angles = position_ids[..., None].to(dtype) / 10000**exponents  # (B, T, D/2)
-        waves = angles.sin().float(), angles.cos().float()
+        angles = position_ids[..., None] / 10000**exponents  # (B, T, D/2)
+        waves = angles.sin(), angles.cos()
         table = torch.cat(waves, dim=-1) if self.in_halves else torch.stack(waves, dim=-1).flatten(-2)
-        return table[..., : self.dim]
+        return table[..., : self.dim].float()
 
 
 class RotaryPositions(nn.Module):
@@ -255,15 +255,16 @@ class ScratchBlock(GradientCheckpointingLayer):
         **kwargs: Unpack[TransformersKwargs],
     ) -> Tensor:
         x, cache, encoded = hidden_states, past_key_values, encoder_hidden_states
-        normed = self.self_attn_norm(x) if self.placement.before else x
-        attended, _ = self.self_attn(normed, None, attention_mask, position_embeddings, cache, **kwargs)
-        x = self.add(x, attended, self.self_attn_norm, self.self_attn_output_norm)
+        # One name for what goes in and what comes out, so that nothing is held for longer than it is needed.
+        update = self.self_attn_norm(x) if self.placement.before else x
+        update, _ = self.self_attn(update, None, attention_mask, position_embeddings, cache, **kwargs)
+        x = self.add(x, update, self.self_attn_norm, self.self_attn_output_norm)
         if encoded is not None:
-            normed = self.cross_attn_norm(x) if self.placement.before else x
-            attended, _ = self.cross_attn(normed, encoded, encoder_attention_mask, None, cache, **kwargs)
-            x = self.add(x, attended, self.cross_attn_norm, self.cross_attn_output_norm)
-        normed = self.mlp_norm(x) if self.placement.before else x
-        return self.add(x, self.mlp(normed), self.mlp_norm, self.mlp_output_norm)
+            update = self.cross_attn_norm(x) if self.placement.before else x
+            update, _ = self.cross_attn(update, encoded, encoder_attention_mask, None, cache, **kwargs)
+            x = self.add(x, update, self.cross_attn_norm, self.cross_attn_output_norm)
+        update = self.mlp_norm(x) if self.placement.before else x
+        return self.add(x, self.mlp(update), self.mlp_norm, self.mlp_output_norm)
 
     def add(self, x: Tensor, update: Tensor, norm: nn.Module | None, output_norm: nn.Module | None) -> Tensor:
         dropout = self.dropout
@@ -308,8 +309,8 @@ class ScratchEmbeddings(nn.Module):
     ) -> Tensor:  # -> (B, T, D)
         embeddings = inputs_embeds if self.scale == 1.0 else inputs_embeds * self.scale
         if self.position_embeddings is not None:
-            positions = self.position_embeddings(position_ids + self.position_offset)
-            embeddings = embeddings + positions.to(embeddings.dtype)
+            places = position_ids + self.position_offset if self.position_offset else position_ids
+            embeddings = embeddings + self.position_embeddings(places).to(embeddings.dtype)
         if self.token_type_embeddings is not None:
             types = torch.zeros_like(position_ids) if token_type_ids is None else token_type_ids
             embeddings = embeddings + self.token_type_embeddings(types)

@@ -108,8 +108,8 @@ def next_token_logits(head: nn.Module, hidden_states: Tensor) -> Tensor:  # (B, 
         return head(hidden_states)
     weight, bias = head.weight, head.bias
     parts = math.gcd(weight.shape[0], torch.get_num_threads())
-    columns = hidden_states.reshape(1, -1, width).transpose(1, 2).expand(parts, -1, -1)  # (parts, D, N)
-    logits = torch.bmm(weight.view(parts, -1, width), columns).flatten(0, 1).T.reshape(*rows, -1).contiguous()
+    states, shares = hidden_states.reshape(1, -1, width).expand(parts, -1, -1), weight.view(parts, -1, width)
+    logits = torch.bmm(states, shares.mT).transpose(0, 1).reshape(*rows, -1)  # (parts, N, V/parts) -> (B, T, V)
     return logits if bias is None else logits + bias
 
 
