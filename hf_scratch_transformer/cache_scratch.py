@@ -17,7 +17,7 @@ class PreallocatedLayer(DynamicLayer):
     is held already is copied when the capacity is used up, or beams trade places, and not for every new token."""
 
     buffers: Any = (None, None)  # of keys and of values, (B, heads, capacity, d)
-    filled: Any = (None, None)  # their filled parts, as this layer left them
+    filled: Any = (None, None, None)  # which layer filled them (a copy is another), and their filled parts
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         # Gradients flow through concatenation only, and a graph knows the lengths that it was made for.
@@ -32,9 +32,9 @@ class PreallocatedLayer(DynamicLayer):
         return self.fill(length)
 
     def has_capacity(self, length: int) -> bool:
-        """For so many tokens, unless somebody has put other tensors here."""
-        is_ours = self.keys is self.filled[0] is not None and self.values is self.filled[1]
-        buffer = self.buffers[0]
+        """For so many tokens, unless somebody has put other tensors here, or copied this layer."""
+        layer, keys, values = self.filled
+        is_ours, buffer = layer == id(self) and self.keys is keys and self.values is values, self.buffers[0]
         return is_ours and buffer.shape[-2] >= length and buffer.is_inference() == torch.is_inference_mode_enabled()
 
     def allocate(self, held: Tensor, length: int) -> Tensor:
@@ -44,8 +44,9 @@ class PreallocatedLayer(DynamicLayer):
 
     def fill(self, length: int) -> tuple[Tensor, Tensor]:
         keys, values = self.buffers
-        self.keys, self.values = self.filled = keys[:, :, :length], values[:, :, :length]
-        return self.filled
+        self.keys, self.values = keys[:, :, :length], values[:, :, :length]
+        self.filled = id(self), self.keys, self.values
+        return self.keys, self.values
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         length = self.get_seq_length()

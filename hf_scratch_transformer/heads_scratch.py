@@ -86,6 +86,7 @@ class ScratchLanguageModel(ScratchPreTrainedModel):
             transformed = hidden_states if self.lm_transform is None else self.lm_transform(hidden_states)
             logits = next_token_logits(self.lm_head, transformed)
         if targets is not None:
+            targets = targets.long()
             if num_items_in_batch is None:
                 num_items_in_batch = (targets != -100).sum().clamp(min=1)  # without a target the loss is 0, not NaN
             if logits is None:
@@ -137,7 +138,7 @@ def token_loss(
 ) -> Tensor:
     """Cross-entropy in nats, summed over real targets and divided by `num_items_in_batch`, or by their number."""
     loss = F.cross_entropy(
-        logits.float().flatten(0, -2), targets.flatten(), reduction="sum", label_smoothing=label_smoothing
+        logits.float().flatten(0, -2), targets.flatten().long(), reduction="sum", label_smoothing=label_smoothing
     )
     return loss / ((targets != -100).sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch)
 
@@ -306,8 +307,8 @@ def check_labels(labels: Tensor, shape: tuple[int, ...]) -> None:
 
 
 def check_token_labels(labels: Tensor | None, inputs: Tensor | None) -> None:  # of tokens (B, T), or embeddings
-    if labels is not None and inputs is not None:
-        check_labels(labels, inputs.shape[:2])
+    if labels is not None and inputs is not None and (given := tuple(labels.shape)) != (due := tuple(inputs.shape[:2])):
+        raise ValueError(f"labels of shape {given} do not fit the input: they must be {due}")
 
 
 # The Trainer (which labels it smooths, and whether shifted) and the pipelines look models up by class name in these

@@ -106,11 +106,10 @@ def next_token_logits(head: nn.Module, hidden_states: Tensor) -> Tensor:  # (B, 
         or torch.is_autocast_enabled("cpu")
     ):
         return head(hidden_states)
-    weight, bias = head.weight, head.bias
-    parts = math.gcd(weight.shape[0], torch.get_num_threads())
-    states, shares = hidden_states.reshape(1, -1, width).expand(parts, -1, -1), weight.view(parts, -1, width)
+    parts = math.gcd(len(head.weight), torch.get_num_threads())
+    states, shares = hidden_states.reshape(1, -1, width).expand(parts, -1, -1), head.weight.view(parts, -1, width)
     logits = torch.bmm(states, shares.mT).transpose(0, 1).reshape(*rows, -1)  # (parts, N, V/parts) -> (B, T, V)
-    return logits if bias is None else logits + bias
+    return logits if head.bias is None else logits + head.bias
 
 
 # --- Loss -------------------------------------------------------------------------------------------------------------
@@ -195,8 +194,9 @@ def _save_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...
 
 
 def _backward(ctx: Any, grad: Tensor, *unused: Any) -> tuple[Tensor | None, ...]:
-    # In place, since they are as large as the table, for one backward pass. A compiler plans its memory itself.
-    scale = torch.mul if torch.compiler.is_compiling() else Tensor.mul_
+    # In place, since they are as large as the table, unless they are kept, or a compiler plans their memory.
+    is_kept = torch.compiler.is_compiling() or torch._C._autograd._get_current_graph_task_keep_graph()
+    scale = torch.mul if is_kept else Tensor.mul_
     grad_states, grad_weight, grad_bias = (scale(saved, grad.to(saved.dtype)) for saved in ctx.saved_tensors)
     return grad_states, grad_weight, grad_bias if ctx.has_bias else None, None, None, None
 

@@ -261,9 +261,11 @@ class ScratchStack(ScratchPreTrainedModel):
         """0, 1, 2, ... along each row (B or 1, T). Absolute positions count from the first real token, so that padding
         on the left changes nothing; rotary ones need not, since only differences of positions enter attention."""
         length = inputs_embeds.shape[1]
+        places = torch.arange(length, device=inputs_embeds.device) + past_length
         if self.positions.is_added and is_padding_mask(attention_mask):
-            return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -length:]
-        return (torch.arange(length, device=inputs_embeds.device) + past_length)[None]
+            counted = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
+            return counted[:, places] if counted.shape[1] > length else counted  # beside slots not filled yet, too
+        return places[None]
 
     def masking_config(self, kwargs: dict[str, Any]) -> ScratchConfig:
         """The configuration to build masks with: that of the formula written out when its weights are asked for."""
@@ -298,9 +300,7 @@ class ScratchStack(ScratchPreTrainedModel):
                 f"is_causal={asked}: an encoder sees both sides, a decoder one; {model} has is_causal={is_causal}"
             )
         if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError(
-                "give exactly one of input_ids and inputs_embeds (decoder_input_ids, decoder_inputs_embeds)"
-            )
+            raise ValueError("give one of input_ids and inputs_embeds (decoder_input_ids, decoder_inputs_embeds)")
         tokens = input_ids if inputs_embeds is None else inputs_embeds
         shape = tuple(tokens.shape)
         if input_ids is not None and (tokens.ndim != 2 or tokens.is_floating_point()):

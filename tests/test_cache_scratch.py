@@ -92,6 +92,16 @@ def test_gradients_flow_through_a_cache():
     assert all(bool((x.grad == 1).all()) for x in (*first, *second))
 
 
+def test_a_shallow_copy_of_a_layer_goes_its_own_way():
+    layer, other = both_layers()
+    copied = copy.copy(layer)
+    layer.update(*new_states(1, 2))
+    for each in (copied, other):
+        each.update(*new_states(1, 3))
+    assert torch.equal(copied.keys, other.keys)
+    assert torch.equal(layer.keys[:, :, -1:], new_states(1, 2)[0])
+
+
 @torch.enable_grad()
 @pytest.mark.parametrize("trained", [("q_proj", "v_proj"), ("v_proj",), ("q_proj",), ("lm_head",)], ids=str)
 @pytest.mark.parametrize(

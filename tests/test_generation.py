@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache
 
@@ -360,8 +361,11 @@ def test_padded_logits_are_those_of_each_row_alone(
 # Caches
 
 
-def cached_logits(model: PreTrainedModel, inputs: dict[str, Tensor], steps: list[int], cache: Any = None) -> Tensor:
-    """Logits of every token, given in portions of `steps` tokens. An encoder runs once, before the first."""
+def cached_logits(
+    model: PreTrainedModel, inputs: dict[str, Tensor], steps: list[int], cache: Any = None, slots: int = 0
+) -> Tensor:
+    """Logits of every token, given in portions of `steps` tokens, with a mask of at least so many slots. An encoder
+    runs once, before the first."""
     prefix = "decoder_" if model.config.is_encoder_decoder else ""
     ids, mask = inputs[f"{prefix}input_ids"], inputs.get(f"{prefix}attention_mask")
     fixed: dict[str, Any] = {}
@@ -372,7 +376,8 @@ def cached_logits(model: PreTrainedModel, inputs: dict[str, Tensor], steps: list
     for step in steps:
         portion = {f"{prefix}input_ids": ids[:, start : start + step]}
         if mask is not None:
-            portion[f"{prefix}attention_mask"] = mask[:, : start + step]
+            read = mask[:, : start + step]
+            portion[f"{prefix}attention_mask"] = F.pad(read, (0, max(0, slots - read.shape[1])))
         output = model(**fixed, **portion, past_key_values=cache, use_cache=True)
         cache, start = output.past_key_values, start + step
         logits.append(output.logits)
@@ -405,8 +410,8 @@ def test_cached_equals_uncached(
         inputs.get("decoder_attention_mask", inputs.get("attention_mask", torch.ones_like(inputs["input_ids"]))) == 1
     )
     for steps in ([1] * 9, [4, 1, 3, 1]):
-        for cache in (None, static_cache(model)):
-            got = cached_logits(model, inputs, steps, cache)
+        for cache, slots in ((None, 0), (static_cache(model), 0), (static_cache(model), 16)):
+            got = cached_logits(model, inputs, steps, cache, slots)
             torch.testing.assert_close(got[counts], expected[counts], atol=1e-5, rtol=1e-5)
 
 

@@ -290,6 +290,18 @@ def test_labels_of_another_length_are_refused_before_any_matrix_is_multiplied(he
                 model(**inputs, **{name: longer(value, dimension)})
 
 
+@pytest.mark.parametrize("head", tiny.LANGUAGE_MODELS, ids=tiny.family)
+@pytest.mark.parametrize("loss_only", [False, True])
+def test_labels_of_tokens_are_integers_of_any_size_and_of_two_dimensions(head, loss_only):
+    model = tiny.model(head)
+    inputs = tiny.inputs(model)
+    labels = tiny.labels(model, inputs)["labels"]
+    losses = [model(**inputs, labels=each, loss_only=loss_only).loss for each in (labels, labels.int())]
+    assert torch.equal(*losses)
+    with tiny.no_multiplication(), pytest.raises(ValueError, match=r"labels of shape \(.*, 1\) do not fit"):
+        model(**inputs, labels=labels[..., None], loss_only=loss_only)
+
+
 def test_a_target_for_another_number_of_sources_is_refused_before_any_matrix_is_multiplied():
     model = tiny.model(TRANSLATOR)
     inputs = tiny.inputs(model)

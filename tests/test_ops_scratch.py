@@ -64,6 +64,15 @@ def test_cross_entropy_under_autocast_is_that_of_autocast_logits(small_chunks: N
         assert_close(gradient, other, atol=0.02 * other.abs().max().item(), rtol=0.02)
 
 
+def test_gradients_may_be_asked_for_twice() -> None:
+    inputs, targets = head_and_targets(5, bias=True)
+    loss = ops.linear_cross_entropy(*inputs, targets)
+    once, twice, last = (
+        torch.autograd.grad(loss, inputs, torch.tensor(2.0), retain_graph=kept) for kept in (True, True, False)
+    )
+    assert all(map(torch.equal, once, twice)) and all(map(torch.equal, once, last))
+
+
 def test_cross_entropy_may_be_loaded_twice() -> None:
     """As it is when a model comes from the Hub beside the installed package, or two models do."""
     spec = importlib.util.spec_from_file_location("stranger.ops_scratch", ops.__file__)

@@ -313,7 +313,7 @@ def test_the_base_model_of_the_paper_has_the_parameters_of_its_formulas():
             r"input_ids must be integers of shape \(batch, len",
         ),
         ({"input_ids": torch.zeros(2, 5)}, ValueError, "input_ids must be integers"),
-        ({}, ValueError, "exactly one of input_ids and inputs_embeds"),
+        ({}, ValueError, "one of input_ids and inputs_embeds"),
         ({"inputs_embeds": torch.zeros(2, 5, 31)}, ValueError, "hidden_size=32"),
         (
             {"input_ids": torch.ones(2, 5, dtype=torch.long), "attention_mask": torch.ones(2, 4)},
