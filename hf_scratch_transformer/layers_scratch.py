@@ -52,6 +52,7 @@ class RotaryPositions(nn.Module):
     def __init__(self, config: ScratchConfig):
         super().__init__()
         self.config, self.head_dim = config, config.head_dim
+        self.is_fixed = config.rope_parameters["rope_type"] not in ("dynamic", "longrope")  # whatever the length
 
     def forward(self, position_ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:  # (B, T) -> 2 × (B, 1, T, D)
         inv_freq, scaling = self.frequencies(position_ids)

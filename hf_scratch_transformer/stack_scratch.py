@@ -222,7 +222,7 @@ class ScratchStack(ScratchPreTrainedModel):
         """How to lay the texts of a batch one after the other, without their padding, or where the documents are that a
         caller has packed. `None` where that is not less work, or cannot be seen ahead: a graph has no room for as many
         tokens as there happen to be."""
-        is_padded = unpad and is_padding_mask(attention_mask)
+        is_padded = unpad and is_padding_mask(attention_mask) and (self.rotary is None or self.rotary.is_fixed)
         is_packed = attention_mask is None and position_ids is not None and not self.has_encoder
         shows = ("output_attentions", "output_hidden_states")
         is_plain = self.config._attn_implementation in ("eager", "sdpa") and "sliding_attention" not in self.layer_types

@@ -586,6 +586,18 @@ def test_a_text_without_tokens_among_others_is_no_obstacle(backend):
     assert all(gradient.isfinite().all() for gradient in gradients.values())
 
 
+@pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])
+def test_angles_that_follow_the_length_are_those_of_the_padded_rows(rope_type):
+    """Of which no row need be full: others have asked for the width of their device."""
+    factors = {"short_factor": [1.0] * 4, "long_factor": [3.0] * 4, "original_max_position_embeddings": 8}
+    rope = {"rope_type": rope_type, "factor": 4.0, **(factors if rope_type == "longrope" else {})}
+    model = tiny.model(ScratchEncoderModel, rope_parameters=rope, max_position_embeddings=8, num_attention_heads=4)
+    ids = tiny.tokens(40, 2, 14)
+    mask = (torch.arange(14) < torch.tensor([[7], [3]])).long()
+    padded, unpadded = (model(ids, mask, unpad_inputs=unpad).last_hidden_state for unpad in (False, True))
+    assert_close(unpadded[mask == 1], padded[mask == 1], atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("checkpointing", [{"use_reentrant": True}, {"use_reentrant": False}])
 @pytest.mark.parametrize("model_class", tiny.LANGUAGE_MODELS, ids=tiny.family)
 def test_padding_is_skipped_while_layers_are_checkpointed(model_class, checkpointing):
