@@ -33,6 +33,7 @@ def is_unmodified(linear: nn.Module) -> TypeGuard[nn.Linear]:
         type(linear) is nn.Linear
         and type(linear.weight) is nn.Parameter
         and not (linear._forward_pre_hooks or linear._forward_hooks)
+        and not (linear._backward_pre_hooks or linear._backward_hooks)
         and "forward" not in vars(linear)  # where accelerate puts its hooks
     )
 
@@ -148,8 +149,7 @@ def cross_entropy_in_chunks(
     """The loss, and its gradients by hidden states, weight and bias."""
     vocab_size, accumulation_dtype = len(weight), torch.promote_types(weight.dtype, torch.float32)
     zeros = partial(torch.zeros, dtype=accumulation_dtype, device=weight.device)
-    loss = zeros(())
-    grad_states = torch.zeros_like(hidden_states)
+    loss, grad_states = zeros(()), torch.zeros_like(hidden_states)
     grad_weight = zeros(weight.shape if with_gradients else 0)
     grad_bias = zeros(vocab_size if with_gradients and bias is not None else 0)
     for rows in (target_ids != -100).nonzero()[:, 0].split(chunk_rows(weight)):
@@ -184,8 +184,8 @@ def _shapes(hidden_states: Tensor, weight: Tensor, bias: Tensor | None, *rest: A
     """Results of the right shapes without data, for compilers."""
     loss = weight.new_empty((), dtype=torch.promote_types(weight.dtype, torch.float32))
     rows = len(weight) if rest[-1] else 0  # with gradients
-    grad_weight = weight.new_empty(weight.shape if rows else (0,))
-    return loss, torch.empty_like(hidden_states), grad_weight, weight.new_empty(0 if bias is None else rows)
+    grads = weight.new_empty(weight.shape if rows else (0,)), weight.new_empty(0 if bias is None else rows)
+    return loss, torch.empty_like(hidden_states), *grads
 
 
 def _save_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

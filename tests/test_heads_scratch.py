@@ -291,6 +291,16 @@ def test_labels_of_another_length_are_refused_before_any_matrix_is_multiplied(he
 
 
 @pytest.mark.parametrize("head", tiny.LANGUAGE_MODELS, ids=tiny.family)
+def test_hooks_of_the_backward_pass_hear_the_head_when_only_the_loss_is_asked_for(head):
+    model, heard = tiny.model(head), []
+    model.lm_head.register_full_backward_hook(lambda *_: heard.append("after"))
+    model.lm_head.register_full_backward_pre_hook(lambda *_: heard.append("before"))
+    inputs = tiny.inputs(model)
+    model(**inputs, **tiny.labels(model, inputs), loss_only=True).loss.backward()
+    assert heard == ["before", "after"]
+
+
+@pytest.mark.parametrize("head", tiny.LANGUAGE_MODELS, ids=tiny.family)
 @pytest.mark.parametrize("loss_only", [False, True])
 def test_labels_of_tokens_are_integers_of_any_size_and_of_two_dimensions(head, loss_only):
     model = tiny.model(head)
