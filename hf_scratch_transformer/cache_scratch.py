@@ -4,12 +4,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from .ops_scratch import is_compiling_or_tracing
 
-BLOCK = 16  # tokens: what is held is copied once in so many
-FEW = 2**15  # numbers, which are sooner copied than put into their place
+BLOCK = 16  # tokens by which capacity grows: each time all is copied, as a dynamic cache does for every token
+FEW = 2**15  # entries of the keys, below which copying them takes less time than writing into a slice
 
 
 class PreallocatedLayer(DynamicLayer):
@@ -20,9 +21,11 @@ class PreallocatedLayer(DynamicLayer):
     filled: Any = (None, None, None)  # which layer filled them (a copy is another), and their filled parts
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        # Gradients flow through concatenation only, and a graph knows the lengths that it was made for.
+        # Gradients and transforms follow concatenation only, which also knows what to do with other types and shapes.
         held = self.keys
-        if held is None or held.numel() < FEW or torch.is_grad_enabled() or torch.compiler.is_dynamo_compiling():
+        is_alike = held is not None and held.shape[:2] == key_states.shape[:2] and held.dtype == key_states.dtype
+        if not is_alike or held.numel() < FEW or torch.is_grad_enabled() or is_compiling_or_tracing():
+            self.buffers, self.filled = PreallocatedLayer.buffers, PreallocatedLayer.filled
             return super().update(key_states, value_states, *args, **kwargs)
         length = held.shape[-2] + key_states.shape[-2]
         if not self.has_capacity(length):
@@ -38,9 +41,7 @@ class PreallocatedLayer(DynamicLayer):
         return is_ours and buffer.shape[-2] >= length and buffer.is_inference() == torch.is_inference_mode_enabled()
 
     def allocate(self, held: Tensor, length: int) -> Tensor:
-        buffer = held.new_empty(*held.shape[:2], -(-length // BLOCK) * BLOCK, held.shape[-1])
-        buffer[:, :, : held.shape[-2]] = held
-        return buffer
+        return F.pad(held, (0, 0, 0, -(-length // BLOCK) * BLOCK - held.shape[-2]))
 
     def fill(self, length: int) -> tuple[Tensor, Tensor]:
         keys, values = self.buffers
@@ -52,8 +53,7 @@ class PreallocatedLayer(DynamicLayer):
         length = self.get_seq_length()
         if not self.has_capacity(length):
             return super().reorder_cache(beam_idx)
-        beam_idx = beam_idx.to(self.keys.device)
-        self.buffers = tuple(buffer.index_select(0, beam_idx) for buffer in self.buffers)
+        self.buffers = tuple(buffer.index_select(0, beam_idx.to(buffer.device)) for buffer in self.buffers)
         self.fill(length)
 
 

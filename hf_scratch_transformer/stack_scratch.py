@@ -7,7 +7,6 @@ Shapes: B batch, T length, S length of an encoder's output, N tokens that are no
 import copy
 import difflib
 import inspect
-import itertools
 import re
 from collections.abc import Callable
 from typing import Any, Unpack
@@ -169,6 +168,8 @@ class ScratchStack(ScratchPreTrainedModel):
             cache = past_key_values.self_attention_cache
         past_length = 0 if cache is None else cache.get_seq_length()
         self.check_inputs(input_ids, inputs_embeds, attention_mask, position_ids, cache, past_length, kwargs)
+        if encoder_hidden_states is not None and not self.has_encoder:
+            raise ValueError(f"encoder_hidden_states: {type(self).__name__} has no cross-attention to read them with")
         if inputs_embeds is None:
             inputs_embeds = self.embeddings.word_embeddings(input_ids)
         batch, length, _ = inputs_embeds.shape
@@ -208,8 +209,7 @@ class ScratchStack(ScratchPreTrainedModel):
             **kwargs,
         }
         # As many as the configuration says, which self-speculative decoding lowers for a while.
-        depth = getattr(self.config, self.depth)
-        for layer, layer_type in zip(itertools.islice(self.layers, depth), self.layer_types[:depth], strict=True):
+        for layer, layer_type in zip(self.layers, self.layer_types[: getattr(self.config, self.depth)], strict=False):
             # What gradients flow into is passed by position, where reentrant checkpointing looks for it.
             hidden_states = layer(hidden_states, masks[layer_type], encoder_hidden_states, **shared)
         if self.norm is not None:

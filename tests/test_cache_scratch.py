@@ -74,7 +74,7 @@ def test_what_is_there_is_not_copied_for_each_token():
     assert len(places) <= 3
 
 
-def test_a_copy_of_a_cache_goes_its_own_way():
+def test_a_deep_copy_of_a_layer_goes_its_own_way():
     """As prompts are shared: filled once, copied for each continuation."""
     layer, expected = both_layers()
     copies = copy.deepcopy(layer), copy.deepcopy(expected)
@@ -90,6 +90,32 @@ def test_gradients_flow_through_a_cache():
     keys, values = layer.update(*second)
     (keys.sum() + values.sum()).backward()
     assert all(bool((x.grad == 1).all()) for x in (*first, *second))
+
+
+def test_states_of_another_type_or_number_of_rows_are_treated_as_a_dynamic_layer_does():
+    layers = both_layers()
+    states = new_states(1, 2)
+    for layer in layers:
+        layer.update(*states)
+        layer.update(*(x.double() for x in states))
+    assert layers[0].keys.dtype == layers[1].keys.dtype == torch.float64
+    assert torch.equal(layers[0].keys, layers[1].keys)
+    for layer in layers:
+        with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
+            layer.update(*(x.double() for x in new_states(1, 3, batch=1)))
+
+
+def test_a_step_with_a_cache_can_be_transformed():
+    layer, expected = both_layers()
+    keys, values = new_states(1, 2)
+
+    def step(keys: Tensor) -> Tensor:
+        held = copy.copy(layer)
+        return held.update(keys, values)[0].sum()
+
+    batch = torch.stack([keys, 2 * keys])
+    got = torch.func.vmap(step)(batch)
+    assert_close(got, torch.stack([expected.keys.sum() + each.sum() for each in batch]))
 
 
 def test_a_shallow_copy_of_a_layer_goes_its_own_way():

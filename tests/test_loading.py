@@ -606,7 +606,7 @@ def test_loading_onto_devices(model_class: type[PreTrainedModel], options: dict[
 
 @pytest.mark.parametrize("shard_size", ["10GB", "20KB"])
 @pytest.mark.parametrize("model_class", tiny.MODELS, ids=names)
-def test_a_saved_folder_is_safetensors_json_and_the_four_files(
+def test_a_saved_folder_is_safetensors_json_and_the_files_of_its_family(
     model_class: type[PreTrainedModel], shard_size: str, tmp_path: Path
 ) -> None:
     model = tiny.model(model_class, position_embedding_type="learned")

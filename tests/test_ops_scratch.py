@@ -150,13 +150,15 @@ def test_logits_of_few_rows_are_the_heads(monkeypatch):
     for bias, vocabulary, threads in ((False, 48, 4), (True, 50, 4), (True, 47, 4), (False, 47, 1)):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
         head = nn.Linear(16, vocabulary, bias=bias)
-        for shape in ((1, 1, 16), (5, 1, 16), (2, 3, 16)):
+        for shape in ((1, 1, 16), (5, 1, 16), (2, 3, 16), (2, 0, 16)):
             states = torch.randn(*shape)
             with torch.no_grad():
                 logits = ops.next_token_logits(head, states)
                 assert_close(logits, head(states), atol=1e-6, rtol=1e-5)
                 assert logits.is_contiguous()
     assert used == [4] * 3 + [2] * 3 + [1] * 6
+    with torch.no_grad(), pytest.raises(RuntimeError):
+        ops.next_token_logits(head, torch.randn(1, 2, 8))  # two rows are not taken for one
 
 
 @pytest.mark.parametrize(

@@ -418,6 +418,12 @@ def test_an_encoder_is_not_made_causal_by_a_keyword():
         model(tiny.tokens(40, 2, 5), is_causal=True)
 
 
+def test_only_a_translators_decoder_reads_an_encoders_output():
+    model = tiny.model(ScratchDecoderModel)
+    with pytest.raises(ValueError, match="encoder_hidden_states: ScratchDecoderModel has no cross-attention"):
+        model(tiny.tokens(40, 2, 5), encoder_hidden_states=torch.zeros(2, 3, 32))
+
+
 def test_depths_of_a_translator_differ_freely():
     for encoder_layers, decoder_layers in ((1, 3), (3, 1)):
         config = ScratchSeq2SeqConfig(**tiny.SIZES, encoder_layers=encoder_layers, decoder_layers=decoder_layers)
