@@ -6,6 +6,7 @@ KIND is train, generate, embed, calls, scaling, memory, end-to-end or roofline. 
 turns, A B A B, on the same batches; what is reported is the median of the ratios of the rounds, with its quartiles. The
 folder receives `benchmark.json`, with every round, and `benchmark.png`. Exit codes: 0 done, 2 it cannot be done.
 
+    python -m benchmarks report [--check]             # what README.md says, from the records
     python -m benchmarks calls                                                            # however busy the machine is
     python -m benchmarks generate --shape decoder --peer llama --batch 1                  # a single comparison
     python -m benchmarks generate --shape decoder --peer llama --batch 1 --compile        # static cache, torch.compile
@@ -130,6 +131,7 @@ def benchmark(arguments: argparse.Namespace, console: Console) -> None:
     fields = {spec.name for spec in dataclasses.fields(Options)} - {"device"}
     options = Options(device, **{name: value for name, value in vars(arguments).items() if name in fields})
     record: dict[str, Any] = {"environment": environment(device, 1, "benchmarks"), "onednn": uses_onednn()}
+    record["environment"]["processor"] = processor()
     if set(arguments.kinds) != {"calls"}:  # which have nothing to do with it
         record["roofline"] = best = roofline(device)
         rates = ", ".join(f"{precision} {rate / 1e9:,.1f} GFLOP/s" for precision, rate in best["matmul"].items())
@@ -143,6 +145,13 @@ def benchmark(arguments: argparse.Namespace, console: Console) -> None:
                 write(record, arguments.output_dir)
     if not planned:
         write(record, arguments.output_dir)
+
+
+def processor() -> str | None:
+    """What kind it is, where Linux says so."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
 
 
 def measured(
@@ -164,6 +173,10 @@ def measured(
 
 def main(argv: Sequence[str]) -> int:
     """Run the command line; returns the exit code."""
+    if argv[:1] == ["report"]:
+        from . import readme  # which needs all of this here
+
+        return readme.main(argv[1:])
     console = Console()
     if not console.is_terminal:
         console = Console(width=200)  # a file has no width to fit into

@@ -438,7 +438,7 @@ def rehearse(arguments: argparse.Namespace) -> int:
         steps = chosen(own, records)
         show_plan(steps)
 
-        def rehearse_step(step: Step) -> bool:
+        def rehearse_step(step: "Step") -> bool:
             small, how = step._replace(commands=tuple(map(rehearsed, step.commands))), execute_here
             if step.name == STOPPED:
                 long = tuple((*words, "--optimisation.max_steps=100") for words in small.commands)
