@@ -166,6 +166,7 @@ LAYER_STEP = 0.004  # to launch the kernels of one layer in a training step: wha
 LAYER_TOKEN = 0.001  # the same for one new token, which only reads weights
 TESTING = 180.0  # the tests, most of it in compilers
 TRANSLATING = 40.0  # by beam search, a test of a thousand sentences
+CHARACTERS = 100  # a vocabulary of them, as good as nothing
 SCORING = 60.0  # the senses of ten nouns: 20,000 sentences, one word after the other
 STACKS = {"decoder": 1, "encoder": 1, "seq2seq": 2.5}  # layers for each one that the shape counts: cross-attention too
 
@@ -178,7 +179,8 @@ def predicted_seconds(step: Step) -> float:
 def _predict_recipe(words: Sequence[str]) -> float:
     recipe = parse_recipe(words)
     spec = recipe.optimisation
-    parameters, layers, width = _sizes(json.dumps(recipe.model), recipe.objective, recipe.tokenizer.vocab_size)
+    vocab_size = CHARACTERS if recipe.tokenizer.algorithm == "char" else recipe.tokenizer.vocab_size
+    parameters, layers, width = _sizes(json.dumps(recipe.model), recipe.objective, vocab_size)
     assert spec.max_steps is not None
     rows = 2 if spec.r_drop else 1
     tokens = spec.max_steps * spec.accumulation * recipe.data.batch_tokens * rows
