@@ -438,8 +438,11 @@ def rehearse(arguments: argparse.Namespace) -> int:
         steps = chosen(own, records)
         show_plan(steps)
 
+        apart = [step for step in steps if step.name == STOPPED or any(words[0] in APART for words in step.commands)]
+
         def rehearse_step(step: "Step") -> bool:
-            small, how = step._replace(commands=tuple(map(rehearsed, step.commands))), execute_here
+            small = step._replace(commands=tuple(map(rehearsed, step.commands)))
+            how = execute if step in apart else execute_here
             if step.name == STOPPED:
                 long = tuple((*words, "--optimisation.max_steps=100") for words in small.commands)
                 small, how = small._replace(commands=long), go_on
@@ -448,10 +451,8 @@ def rehearse(arguments: argparse.Namespace) -> int:
                     raise ValueError(f"{step.name}: it was to be stopped, and went on to its end")
             return run_step(small, data, runs, records, how, MOST_SECONDS)["is_complete"]
 
-        with ThreadPoolExecutor(1) as beside:  # what waits for processes of its own, beside what is done in this one
-            apart = [
-                step for step in steps if step.name == STOPPED or any(words[0] in APART for words in step.commands)
-            ]
+        # What needs processes of its own waits for them beside what is done in this one.
+        with ThreadPoolExecutor(1) as beside:
             running = beside.map(rehearse_step, apart)
             complete = [rehearse_step(step) for step in steps if step not in apart]
             complete += running
@@ -468,9 +469,7 @@ def go_on(words: Sequence[str], seconds: float) -> tuple[int, str]:
 
 
 def execute_here(words: Sequence[str], seconds: float) -> tuple[int, str]:
-    """Run a command in this process, if it may be."""
-    if words[0] in APART:
-        return execute(words, seconds)
+    """Run a command in this process."""
     from hf_scratch_transformer import cli
     from training import __main__ as training
 

@@ -341,6 +341,7 @@ TINY_RUN = {
     "model.intermediate_size": 32,
     "model.num_attention_heads": 2,
     "data.batch_tokens": 256,
+    "data.workers": 0,
     "tokenizer.vocab_size": 300,
     "optimisation.max_steps": 4,
     "optimisation.warmup_steps": 1,
@@ -350,7 +351,20 @@ TINY_RUN = {
 }
 TINY_WINDOW = {"model.num_hidden_layers": 1, "data.window": 32}
 TINY_PAIRS = {"model.encoder_layers": 1, "model.decoder_layers": 1, "data.max_length": 64, "evaluation.num_beams": 2}
-TINY_BENCHMARK = ("--rounds", "1", "--steps", "1", "--warmup", "1", "--precision", "bf16", "--compiler", "eager")
+TINY_BENCHMARK = (
+    "--layers",
+    "1",
+    "--rounds",
+    "1",
+    "--steps",
+    "1",
+    "--warmup",
+    "1",
+    "--precision",
+    "bf16",
+    "--compiler",
+    "eager",
+)
 
 
 def rehearsed(words: Words) -> Words:
