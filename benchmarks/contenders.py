@@ -36,6 +36,7 @@ class Options:
     axis: Sequence[str] = ()
     values: Sequence[int] = ()
     peer_optimizer: str = "fused"
+    compiler: str = "inductor"  # of torch.compile
     like: str | None = None
     recipe: str | None = None
     overrides: Sequence[str] = ()
@@ -107,7 +108,7 @@ class Training(ModelContender):
             options: dict[str, Any] = {"betas": Optimisation().betas, self.options.peer_optimizer: True}
             self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, weight_decay=0.0, **options)
         if self.shape.compile:
-            self.model.compile()
+            self.model.compile(backend=self.options.compiler)
 
     def step(self, batch: Batch) -> Tensor:
         bf16 = self.shape.precision == "bf16"

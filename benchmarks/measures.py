@@ -20,11 +20,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
 from hf_scratch_transformer.conversion import convert_from
+from hf_scratch_transformer.insight import trace
 
 from .comparisons import LIMITS, Comparison
 from .contenders import Contender, Generation, ModelContender, Options, Training
-from .peers import OURS, count_parameters
+from .peers import NATIVES, OURS, count_parameters, ours, reference
 from .roofline import matmul_precision, roofline
+from .shapes import Shape, draw_batches
 
 TOLERANCE = 1e-4  # of losses, vectors, and the share of tokens, where all should compute the same
 
@@ -116,26 +118,30 @@ def verify(contenders: Sequence[ModelContender], notes: list[str]) -> dict[str, 
 
 
 def peak_bytes(contender: ModelContender) -> int:
-    """The most memory that a step takes beyond what is held before it: activations, gradients, temporaries.
+    """The most memory that a step takes beyond what is held before it: activations, gradients, temporaries."""
+    return memory_of(functools.partial(contender.step, contender.batches[0]), contender.options.device)[0]
+
+
+def memory_of(step: Callable[[], Any], device: torch.device) -> tuple[int, int]:
+    """The most bytes at any time of a call, and those alive at its end with what it returns; beyond what was held.
 
     On a CPU from the profiler, which is told of everything that torch's allocator gives and takes back, also inside
     kernels and compiled code; that is slow, so it is a pass by itself.
     """
-    batch = contender.batches[0]
-    if contender.options.device.type == "cuda":
+    if device.type == "cuda":
         gc.collect()
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated()
-        contender.step(batch)
+        result = step()
         torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated() - held
+        return torch.cuda.max_memory_allocated() - held, torch.cuda.memory_allocated() - held
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        contender.step(batch)
+        result = step()  # noqa: F841  (alive until all is counted)
     assert profiler.profiler is not None and profiler.profiler.kineto_results is not None
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
     changes = np.array([event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())])
-    return int(changes.cumsum().max(initial=0))
+    return int(changes.cumsum().max(initial=0)), int(changes.sum())
 
 
 def operations(contender: ModelContender) -> int:
@@ -173,6 +179,38 @@ def calls_per_token(contender: Generation) -> float:
         sys.setprofile(before)
         gc.enable()
     return calls / contender.arguments["max_new_tokens"]
+
+
+def measure_memory(name: str, shape: Shape, device: torch.device) -> dict[str, Any]:
+    """Memory of forward and backward of ours and of the native model of its architecture, not compiled, beside what
+    `inspect` predicts for full rows; for JSON. Weights have the shape's precision: the prediction knows no autocast."""
+    dtype = torch.bfloat16 if shape.precision == "bf16" else torch.float32
+    native, rows = reference(shape.family), {}
+    for title in (OURS, f"{OURS}, loss_only", native):
+        torch.manual_seed(0)
+        model = (NATIVES[native].make(shape) if title == native else ours(shape, native)).train()
+        model.config.use_cache = False
+        traced = trace.build(model.config, dtype)
+        loss_only = title.endswith("loss_only")
+        predicted = trace.forward_backward(
+            traced, trace.make_inputs(traced, shape.batch, shape.length), False, loss_only
+        )
+        model.to(device, dtype)
+        (batch,) = draw_batches(dataclasses.replace(shape, padded=False), 1, device)
+        step = functools.partial(model, **batch, **({"loss_only": True} if loss_only else {}))
+        _, kept = memory_of(step, device)
+        peak, _ = memory_of(lambda step=step: step().loss.backward(), device)  # type: ignore[misc]
+        rows[title] = {
+            "parameters": count_parameters(model),
+            "graphs": 0,
+            "kept_bytes": kept,
+            "kept_of_predicted": kept / predicted.kept,
+            "peak_bytes": peak,
+            "peak_of_predicted": peak / predicted.peak,
+        }
+        del model, step
+    about = {"kind": "memory", "name": name, "title": "forward and backward", "shape": dataclasses.asdict(shape)}
+    return about | {"steps_per_round": 0, "contenders": rows, "notes": []}
 
 
 # --- Results --------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from transformers import (
     AutoModelForSeq2SeqLM,
     PreTrainedModel,
 )
+from transformers.utils import is_flash_attn_2_available
 
 from hf_scratch_transformer.conversion import convert_from
 from hf_scratch_transformer.tokenization import Family
@@ -55,6 +56,7 @@ class Native:
     widths: tuple[str, ...]  # the fields that hold the width of the feed-forward layers
     fields: Mapping[str, Any] = field(default_factory=dict)
     kinds: tuple[str, ...] = ("train", "generate", "calls", "embed")
+    attention: str | None = None  # the backend; by default what transformers takes
 
     def make(self, shape: Shape, dropout: float = 0.0, **fields: Any) -> PreTrainedModel:
         """A new model of a shape; `fields` of its configuration win."""
@@ -75,7 +77,7 @@ class Native:
         for name, value in config.to_dict().items():
             if "drop" in name and isinstance(value, float):
                 setattr(config, name, dropout if name in RESIDUAL_DROPOUTS else 0.0)
-        return AUTO_MODELS[self.family].from_config(config)
+        return AUTO_MODELS[self.family].from_config(config, attn_implementation=self.attention)
 
 
 AUTO_MODELS: dict[str, Any] = {
@@ -96,6 +98,9 @@ NATIVES = {
     "modernbert": Native("encoder", "modernbert", ("intermediate_size",), CLS),
     "modernbert-sparse": Native(
         "encoder", "modernbert", ("intermediate_size",), CLS | {"sparse_prediction": True}, ("train",)
+    ),
+    "modernbert-flash": Native(
+        "encoder", "modernbert", ("intermediate_size",), CLS, ("train", "embed"), "flash_attention_2"
     ),
     "marian": Native("seq2seq", "marian", FFN, PAIRS | {"activation_function": "swish", "scale_embedding": True}),
     "bart": Native("seq2seq", "bart", FFN, PAIRS),
@@ -163,12 +168,19 @@ class NanoGPT(nn.Module):
         )
         self.gpt = module.GPT(config)
 
-    def forward(self, input_ids: Tensor, labels: Tensor) -> SimpleNamespace:
-        _, loss = self.gpt(input_ids, F.pad(labels[:, 1:], (0, 1), value=-1))  # its ignore_index
+    def forward(self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> SimpleNamespace:
+        # Padding comes last, where nobody looks.
+        targets = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
+        _, loss = self.gpt(input_ids, targets.masked_fill(targets == IGNORED, -1))  # its ignore_index
         return SimpleNamespace(loss=loss)
 
 
-PEERS = {name: Peer(native.make, (native.family,), native.kinds, True) for name, native in NATIVES.items()}
+# With FlashAttention where it is installed.
+PEERS = {
+    name: Peer(native.make, (native.family,), native.kinds, True)
+    for name, native in NATIVES.items()
+    if native.attention is None or is_flash_attn_2_available()
+}
 PEERS["torch"] = Peer(TorchTransformer, get_args(Family))
 
 

@@ -30,6 +30,7 @@ class Shape:
     batch: int  # rows
     precision: str = "fp32"
     compile: bool = False
+    padded: bool = True  # whether rows have the lengths of sentences, padded to `length`; else all are full
 
     def __post_init__(self) -> None:
         minima = {"vocabulary": FIRST_WORD + 1, "length": 4}
@@ -47,16 +48,16 @@ class Shape:
 
 
 SHAPES = {
-    "decoder": Shape("decoder", 6, 384, 6, 1024, 32000, 256, 8),
+    "decoder": Shape("decoder", 6, 384, 6, 1024, 32000, 256, 8, padded=False),
     "encoder": Shape("encoder", 6, 384, 6, 1536, 32000, 128, 16),
     "seq2seq": Shape("seq2seq", 4, 256, 4, 1024, 32000, 64, 32),
-    "gpt2-124m": Shape("decoder", 12, 768, 12, 2048, 50304, 1024, 32, "bf16", True),
+    "gpt2-124m": Shape("decoder", 12, 768, 12, 2048, 50304, 1024, 32, "bf16", True, padded=False),
     "bert-110m": Shape("encoder", 12, 768, 12, 3072, 30528, 512, 32, "bf16", True),
     "transformer-63m": Shape("seq2seq", 6, 512, 8, 2048, 37056, 128, 128, "bf16", True),
     # So narrow that the interpreter, not the arithmetic, is what generating a token takes.
-    "narrow-decoder": Shape("decoder", 6, 256, 4, 688, 8000, 256, 1),
+    "narrow-decoder": Shape("decoder", 6, 256, 4, 688, 8000, 256, 1, padded=False),
     "narrow-seq2seq": Shape("seq2seq", 6, 256, 4, 1024, 8000, 256, 1),
-    "tiny-decoder": Shape("decoder", 2, 16, 2, 32, 64, 16, 4),
+    "tiny-decoder": Shape("decoder", 2, 16, 2, 32, 64, 16, 4, padded=False),
     "tiny-encoder": Shape("encoder", 2, 16, 2, 32, 64, 16, 4),
     "tiny-seq2seq": Shape("seq2seq", 2, 16, 2, 32, 64, 16, 4),
 }
@@ -98,26 +99,27 @@ def draw_texts(shape: Shape, count: int) -> list[list[int]]:
 
 
 def draw_batches(shape: Shape, count: int, device: torch.device) -> list[Batch]:
-    """Batches for training, in the terms of transformers: full rows for a decoder; padding on the right and 15% of the
-    tokens masked for an encoder; sources and targets, both padded, for a seq2seq."""
+    """Batches for training, in the terms of transformers: all tokens are predicted by a decoder, 15% are masked for an
+    encoder, sources have targets for a seq2seq. Of a padded shape, padding is on the right, of both sides of a pair."""
     rng = np.random.default_rng(0)
     size = (shape.batch, shape.length)
+
+    def draw_mask() -> np.ndarray:
+        lengths = draw_lengths(rng, *size) if shape.padded else np.full(shape.batch, shape.length)
+        return np.arange(shape.length) < lengths[:, None]
+
     batches = []
     for _ in range(count):
         ids = rng.integers(FIRST_WORD, shape.vocabulary, size)
-        labels = ids
-        batch = {}
-        if shape.family != "decoder":
-            attention_mask = np.arange(shape.length) < draw_lengths(rng, *size)[:, None]
-            batch["attention_mask"] = attention_mask.astype(np.int64)
-            if shape.family == "encoder":
-                masked = attention_mask & (rng.random(size) < 0.15)
-                masked[0, 0] = True
-                labels, ids = np.where(masked, ids, IGNORED), np.where(masked, MASK, ids)
-            else:
-                target_mask = np.arange(shape.length) < draw_lengths(rng, *size)[:, None]
-                labels = np.where(target_mask, rng.integers(FIRST_WORD, shape.vocabulary, size), IGNORED)
-            ids = np.where(attention_mask, ids, PAD)
-        batch |= {"input_ids": ids, "labels": labels}
+        mask = draw_mask()
+        labels = np.where(mask, ids, IGNORED)
+        if shape.family == "encoder":
+            masked = mask & (rng.random(size) < 0.15)
+            masked[0, 0] = True
+            labels, ids = np.where(masked, ids, IGNORED), np.where(masked, MASK, ids)
+        elif shape.family == "seq2seq":
+            labels = np.where(draw_mask(), rng.integers(FIRST_WORD, shape.vocabulary, size), IGNORED)
+        batch = {"attention_mask": mask.astype(np.int64)} if shape.padded else {}
+        batch |= {"input_ids": np.where(mask, ids, PAD), "labels": labels}
         batches.append({name: torch.from_numpy(values).to(device) for name, values in batch.items()})
     return batches

@@ -13,6 +13,7 @@ import os
 import shutil
 import sys
 
+import torch
 import transformers
 
 from hf_scratch_transformer.onednn import onednn_products
@@ -24,7 +25,7 @@ from .recipe import Recipe, parse
 from .run import Run, TrainingError, finish, open_run, resume
 from .sections import RecipeError, reference
 
-# Runs of several processes, never freed: gloo's process group, once nothing refers to it, waits for its threads while
+# Runs with a process group, never freed: gloo's process group, once nothing refers to it, waits for its threads while
 # it holds the interpreter lock that these may be waiting for.
 KEPT: list[Run] = []
 
@@ -51,7 +52,7 @@ def main(arguments: list[str]) -> int:
 def train(recipe: Recipe) -> None:
     """A whole run, from its folder to the Hub."""
     run = open_run(recipe)
-    if run.accelerator.num_processes > 1:
+    if torch.distributed.is_initialized():
         KEPT.append(run)
     run.accelerator.init_trackers(run.folder.name)
     if recipe.resume:

@@ -216,10 +216,9 @@ def environment(device: torch.device, processes: int, module: str = "training") 
     """Versions, hardware and command line of this process, which runs `module`, for the record of the run."""
     packages = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "sacrebleu")
     launcher = ("accelerate", "launch") if "ACCELERATE_MIXED_PRECISION" in os.environ else ("python",)
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
     return {
         "command": [*launcher, "-m", module, *sys.argv[1:]],
-        "commit": commit.stdout.strip() or None,
+        "commit": commit(),
         "python": platform.python_version(),
         "packages": {name: importlib.metadata.version(name) for name in packages},
         "machine": f"{platform.system()} {platform.machine()}",
@@ -228,6 +227,15 @@ def environment(device: torch.device, processes: int, module: str = "training") 
         "threads": torch.get_num_threads(),
         "processes": processes,
     }
+
+
+def commit() -> str | None:
+    """That of the sources, where git knows it."""
+    try:
+        words = ["git", "rev-parse", "HEAD"]
+        return subprocess.run(words, capture_output=True, text=True, cwd=Path(__file__).parent).stdout.strip() or None
+    except FileNotFoundError:
+        return None
 
 
 def open_tokenizer(recipe: Recipe, folder: Path, accelerator: Accelerator) -> PreTrainedTokenizerFast:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from accelerate import Accelerator
 from accelerate.utils import FullyShardedDataParallelPlugin
 from torch import Tensor
+from torch.distributed import is_initialized
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -23,7 +24,8 @@ def plugin(accelerator: Accelerator) -> FullyShardedDataParallelPlugin | None:
 
     Raises RecipeError for FSDP1, and for options of FSDP2 that would be left undone.
     """
-    if os.environ.get("ACCELERATE_USE_FSDP") != "true" or accelerator.num_processes == 1:
+    alone = accelerator.num_processes == 1 and not is_initialized()  # not even a group of one, to see that it works
+    if os.environ.get("ACCELERATE_USE_FSDP") != "true" or alone:
         return None
     options = FullyShardedDataParallelPlugin()
     if options.fsdp_version != 2:

@@ -67,6 +67,23 @@ def test_compiled_generation_has_a_static_cache(tmp_path: Path) -> None:
     assert graphs[OURS] > 0 and graphs["llama, static cache"] > 0
 
 
+@pytest.mark.parametrize("family", ["decoder", "encoder", "seq2seq"])
+def test_padding_is_a_value_of_every_shape(family: str, tmp_path: Path) -> None:
+    padded, full = (
+        run(tmp_path, "train", "--shape", f"tiny-{family}", "--peer", "torch", switch)[0]["contenders"]
+        for switch in ("--padded", "--no-padded")
+    )
+    for name in (OURS, "torch"):
+        assert padded[name]["rounds"][0][1] < full[name]["rounds"][0][1], "tokens that are not padding"
+
+
+def test_memory_is_that_of_the_prediction(tmp_path: Path) -> None:
+    for result in run(tmp_path, "memory", "--shape", "tiny"):
+        assert result["contenders"].keys() > {OURS, f"{OURS}, loss_only"}
+        for name, row in result["contenders"].items():
+            assert 0.9 < row["kept_of_predicted"] < 1.15 and 0.9 < row["peak_of_predicted"] < 1.15, (name, row)
+
+
 def test_scaling(tmp_path: Path) -> None:
     words = "scaling --shape tiny-decoder --axis length --values 8 16"
     (result,) = run(tmp_path, *words.split())

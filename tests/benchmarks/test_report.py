@@ -1,25 +1,68 @@
 """Reports: the README says what the records say."""
 
 import json
-import re
+import shutil
 from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import readme
+from benchmarks.__main__ import main
+from benchmarks.steps import STEPS
+
+ROOT = Path(__file__).parents[2]
+TABLE = "Before.\n\n<!-- records: {} -->\n<!-- end -->\n\nAfter.\n"
 
 
-def test_the_readme_says_what_the_records_say() -> None:
-    root = Path(__file__).parents[2]
-    paths = root.glob("benchmarks/records/*/benchmark.json")
-    records = {path.parent.name: json.loads(path.read_text()) for path in paths}
-    rows = re.findall(
-        r"^\| \[(.+?)\]\(benchmarks/records/(\w+)/benchmark\.json\) \| (.+?) \| ([\d.]+)× \| (?:([\d.]+)×)? *\|$",
-        (root / "README.md").read_text(encoding="utf-8"),
-        re.MULTILINE,
-    )
-    assert len(rows) >= 10
-    for label, folder, peer, speed, memory in rows:
-        (ratio,) = (
-            result["ratios"][peer]
-            for result in records[folder]["results"]
-            if f"{result['name'] or result['kind']}, {result['title']}" == label
-        )
-        assert f"{ratio['speed']['median']:.2f}" == speed, label
-        assert memory == (f"{ratio['memory']:.2f}" if "memory" in ratio else ""), label
+def test_the_readme_says_what_the_records_say(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "--check"]) == 0, capsys.readouterr().err
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    folders = {path.parent.name for path in ROOT.glob("benchmarks/records/*/benchmark.png")}
+    told = {name for match in readme.TABLE.finditer(text) for name in match[2].split()}
+    assert folders <= told and "gpu" in told
+
+
+def test_the_best_peer_of_each_comparison_has_a_row(tmp_path: Path) -> None:
+    def ratio(speed: float) -> dict[str, Any]:
+        return {"speed": {"median": speed, "q1": speed, "q3": speed}, "memory": 0.5}
+
+    best_first = {"modernbert": ratio(1.1), "bert": ratio(1.5), "distilbert": ratio(2)}
+    shape = {"family": "encoder"}
+    results = [
+        {"kind": "train", "name": "encoder", "title": "training step", "shape": shape, "ratios": best_first},
+        {"kind": "embed", "name": "encoder", "title": "9 texts", "shape": shape, "ratios": best_first},
+        {"kind": "scaling", "name": "encoder", "title": "width", "shape": shape},
+    ]
+    record = {"environment": {"device": "cpu", "threads": 3}, "results": results}
+    folder = tmp_path / "benchmarks/records/some"
+    folder.mkdir(parents=True)
+    (folder / "benchmark.json").write_text(json.dumps(record))
+    filled = readme.filled(TABLE.format("some"), tmp_path)
+    rows = [line.split(" | ") for line in filled.splitlines() if "](benchmarks" in line]
+    assert [row[1] for row in rows] == ["modernbert", "distilbert", "modernbert"]
+    assert rows[0][2:] == ["1.10×", "0.50×", "3 CPU cores |"] and "[encoder, training step](" in rows[0][0]
+    assert readme.filled(filled, tmp_path) == filled and filled.endswith("After.\n")
+    with pytest.raises(ValueError, match=r"no benchmarks/records/other/benchmark\.json"):
+        readme.filled(TABLE.format("other"), tmp_path)
+
+
+def test_what_was_not_run_on_a_gpu_is_said(tmp_path: Path) -> None:
+    step = STEPS["shakespeare"]
+    record = {
+        "environment": {"device": "a card"},
+        "is_complete": True,
+        "figures": {"loss": 1.23456, "step": 7},
+        "commands": [{"words": ["training", "some/recipe.yaml"], "card": {"README.md": "# It", "metrics.jsonl": ""}}],
+    }
+    folder = tmp_path / "benchmarks/records/gpu"
+    folder.mkdir(parents=True)
+    (folder / f"{step.name}.json").write_text(json.dumps(record))
+    filled = readme.filled(TABLE.format("gpu"), tmp_path)
+    assert filled.count("| not run |") == len(STEPS) - 1
+    assert f"[{step.shows}](benchmarks/records/gpu/shakespeare.json) | loss ≤ 1.42 | loss 1.235<br>(a card) |" in filled
+    assert list(readme.cards(tmp_path)) == [("recipe", record["commands"][0]["card"])]  # type: ignore[index]
+    shutil.copy(ROOT / "model_cards/demo/metrics.jsonl", folder)
+    text = (folder / "metrics.jsonl").read_text()
+    readme.write_card(tmp_path / "card", {"README.md": "# It", "metrics.jsonl": text})
+    assert (tmp_path / "card/curves.png").read_bytes().startswith(b"\x89PNG")

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from benchmarks.shapes import MASK, draw_batches
+from benchmarks.shapes import MASK, PAD, draw_batches
 from tests.benchmarks.tiny import CPU, TINY
 from training.objectives import IGNORED
 
@@ -26,4 +26,13 @@ def test_batches_are_padded_like_text() -> None:
         and (pairs["labels"][pairs["labels"] < 0] == IGNORED).all()
     )
     (rows,) = draw_batches(dataclasses.replace(shape, family="decoder"), 1, CPU)
-    assert rows.keys() == {"input_ids", "labels"} and torch.equal(rows["input_ids"], rows["labels"])
+    real = rows["attention_mask"] == 1
+    assert torch.equal(rows["input_ids"][real], rows["labels"][real]) and (rows["labels"][~real] == IGNORED).all()
+
+
+@pytest.mark.parametrize("family", TINY)
+def test_rows_without_padding_are_full(family: str) -> None:
+    (batch,) = draw_batches(dataclasses.replace(TINY[family], padded=False), 1, CPU)
+    assert batch.keys() == {"input_ids", "labels"} and (batch["input_ids"] != PAD).all()
+    predicted = (batch["labels"] != IGNORED).float().mean()
+    assert predicted < 0.5 if family == "encoder" else predicted == 1

@@ -1,0 +1,509 @@
+"""Everything that only a GPU can show, in steps of at most nine minutes, each with a record of its own.
+
+    python -m benchmarks.gpu prepare [STEP...] --data FOLDER   # what travels, 20 MiB at most
+    python -m benchmarks.gpu plan [STEP...]                    # what is outstanding, and the minutes it should take
+    python -m benchmarks.gpu run [STEP...] [--left MINUTES]    # run it; the same command goes on where it was stopped
+    python -m benchmarks.gpu run --rehearse                    # every step, tiny, on a CPU, within two minutes
+
+FOLDER holds a folder for each corpus: tinyshakespeare, multi30k, wikitext-2, babymix, coarsewsd20, with the files that
+the recipes name. Exit codes: 0 done, 1 a step failed or was stopped, 2 it cannot be done.
+
+To start, no more than torch and transformers are needed, so that what else is missing can be said.
+"""
+
+import argparse
+import contextlib
+import functools
+import importlib.util
+import io
+import json
+import lzma
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import threading
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from hf_scratch_transformer.files import replacing, write_text
+
+if TYPE_CHECKING:
+    from .steps import Step
+
+ROOT = Path(__file__).parents[1]
+LUGGAGE = ROOT / ".gpu"  # what travels: an archive for each corpus, one of Python packages, and the commit
+RECORDS = ROOT / "benchmarks/records/gpu"
+RUNS = ROOT / "runs/gpu"  # of the steps, and what is unpacked
+MOST_BYTES = 20 * 2**20  # that travel
+MOST_SECONDS = 9 * 60.0  # of a step
+SAVING = 60.0  # seconds to save in, once a step is told to stop
+CORPORA = {
+    "tinyshakespeare": ("input.txt",),
+    "multi30k": tuple(f"{part}.{side}" for part in ("train", "val", "test_2016_flickr") for side in ("en", "de")),
+    "wikitext-2": tuple(f"wiki.{part}.tokens" for part in ("train", "valid", "test")),
+    "babymix": ("babymix_10M.txt.xz",),
+    "coarsewsd20": ("*/*.txt",),
+}
+# Best for text: literals by the four bits before them, no alignment.
+TEXT = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": 4, "lp": 0, "pb": 0, "dict_size": 2**26}]
+# What the steps import, and, of that, what machines with a GPU are often without: those are brought along.
+NEEDED = (
+    *("torch", "transformers", "accelerate", "datasets", "matplotlib", "numpy", "pydantic", "pytest", "rich"),
+    *("sacrebleu", "tokenizers", "tqdm", "yaml"),
+)
+WHEELS = (
+    *("annotated-types", "datasets", "dill", "multiprocess", "pydantic", "pydantic_core", "typing-inspection"),
+    "typing_extensions",
+)
+TARGET = ("--python-version", "3.12", "--implementation", "cp", "--platform", "manylinux_2_17_x86_64")
+PYTHON = sys.executable
+LAUNCH = (
+    *(PYTHON, "-m", "accelerate.commands.launch", "--num_processes", "1", "--num_machines", "1"),
+    *("--mixed_precision", "no", "--dynamo_backend", "no", "--quiet"),
+)
+RUNNERS = {  # who runs the commands of the steps
+    "pytest": (PYTHON, "-m", "pytest"),
+    "benchmarks": (PYTHON, "-m", "benchmarks"),
+    "senses": (PYTHON, "-m", "hf_scratch_transformer.cli", "senses"),
+    "training": (*LAUNCH, "-m", "training"),
+    "ddp": (PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "1", "-m", "training"),
+    "fsdp2": (*LAUNCH, "--use_fsdp", "--fsdp_version", "2", "-m", "training"),
+}
+AGENTS = ("ddp", "fsdp2")  # which pass a signal on; where there is none, it has to reach the process itself
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises its errors."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command line; returns the exit code."""
+    parser = Parser(prog="python -m benchmarks.gpu", description=__doc__, allow_abbrev=False)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    add("what", choices=("prepare", "plan", "run"))
+    add("steps", nargs="*", metavar="STEP", help="by default all that have no record yet, in order of worth")
+    add("--data", type=Path, help="of prepare: the folder of the corpora")
+    add("--left", type=float, metavar="MINUTES", help="of run: refuse a plan that is longer")
+    add("--rehearse", action="store_true", help="of run: every step at a size that takes seconds, on small corpora")
+    add("--luggage", type=Path, default=LUGGAGE, help="the folder that travels (.gpu)")
+    add("--output_dir", "--output-dir", type=Path, help="of the records (benchmarks/records/gpu)")
+    try:
+        arguments = parser.parse_args(argv)
+        unpack_packages(arguments.luggage)
+        return {"prepare": prepare, "plan": plan, "run": run}[arguments.what](arguments)
+    except (ValueError, OSError) as error:
+        print(f"benchmarks.gpu: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+
+
+def chosen(arguments: argparse.Namespace, records: Path) -> "list[Step]":
+    """The steps that are named, or all that have no complete record."""
+    from .shapes import unknown
+    from .steps import STEPS
+
+    for name in arguments.steps:
+        if name not in STEPS:
+            raise ValueError(unknown("step", name, STEPS))
+    if arguments.steps:
+        return [STEPS[name] for name in arguments.steps]
+    return [step for step in STEPS.values() if not (read_record(records, step.name) or {}).get("is_complete")]
+
+
+def read_record(folder: Path, name: str) -> dict[str, Any] | None:
+    """That of a step, if it has one."""
+    path = folder / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+# --- What travels -----------------------------------------------------------------------------------------------------
+
+
+def corpora_of(step: "Step") -> set[str]:
+    """Those that a step reads."""
+    return {name for name in CORPORA for words in step.commands if any(f"{{data}}/{name}" in word for word in words)}
+
+
+def prepare(arguments: argparse.Namespace, packages: bool = True) -> int:
+    """Pack what the steps need, in order of worth, as long as it is not too much."""
+    if arguments.data is None or not arguments.data.is_dir():
+        raise ValueError(f"--data {arguments.data}: must be the folder that holds {', '.join(CORPORA)}")
+    luggage = arguments.luggage
+    luggage.mkdir(parents=True, exist_ok=True)
+    git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    write_text(luggage / "commit", git.stdout)
+    if packages and not (luggage / "packages.tar.xz").exists():
+        pack_packages(luggage / "packages.tar.xz")
+    steps, taken = chosen(arguments, arguments.output_dir or RECORDS), {"packages.tar.xz", "commit"}
+    for step in steps:
+        names = {f"{name}.tar.xz" for name in corpora_of(step)}
+        for name in sorted(names - taken):
+            if not (luggage / name).exists():
+                pack_corpus(arguments.data / name.removesuffix(".tar.xz"), luggage / name)
+        size = sum((luggage / name).stat().st_size for name in taken | names if (luggage / name).exists())
+        if size > MOST_BYTES and arguments.steps:
+            raise ValueError(
+                f"{step.name}: {size / 2**20:.1f} MiB would travel, {MOST_BYTES >> 20} may: name fewer steps"
+            )
+        if size > MOST_BYTES:
+            print(f"left out, since {size / 2**20:.1f} MiB would travel: {step.name}; prepare it another time, by name")
+            continue
+        taken |= names
+    for path in sorted(luggage.iterdir()):
+        if path.name not in taken:
+            path.unlink()
+    files = sorted(luggage.iterdir(), key=lambda path: -path.stat().st_size)
+    for path in files:
+        print(f"{path.stat().st_size / 2**20:8.2f} MiB  {path.name}")
+    print(f"{sum(path.stat().st_size for path in files) / 2**20:8.2f} MiB  in {luggage}")
+    return 0
+
+
+def pack_corpus(source: Path, target: Path) -> None:
+    """The files of a corpus that recipes read."""
+    files = [path for name in CORPORA[source.name] for path in sorted(source.glob(name))]
+    if len(files) < len(CORPORA[source.name]):
+        raise ValueError(f"--data: {source} must hold {', '.join(CORPORA[source.name])}")
+    pack(target, {str(path.relative_to(source.parent)): path.read_bytes() for path in files})
+
+
+def pack_packages(target: Path) -> None:
+    """Wheels of the versions in requirements.lock, for the machine with the GPU, unpacked."""
+    lock = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()
+    pinned = {line.partition("==")[0].lower().replace("_", "-"): line for line in lock if "==" in line}
+    wanted = [pinned[name.lower().replace("_", "-")] for name in WHEELS]
+    with replacing(target.with_suffix(".wheels")) as folder:
+        command = [PYTHON, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        done = subprocess.run([*command, "--only-binary=:all:", *TARGET, "--dest", str(folder), *wanted])
+        if done.returncode:
+            raise ValueError("packages: pip could not download them; with a network, try again")
+        contents: dict[str, bytes] = {}
+        for wheel in folder.glob("*.whl"):
+            with zipfile.ZipFile(wheel) as archive:
+                contents |= {f"packages/{name}": archive.read(name) for name in archive.namelist() if name[-1] != "/"}
+        pack(target, contents)
+    shutil.rmtree(target.with_suffix(".wheels"))
+
+
+def pack(target: Path, contents: dict[str, bytes]) -> None:
+    """An archive of files, by their names in it."""
+    print(f"packing {target.name} ...", file=sys.stderr)
+    with (
+        replacing(target) as temporary,
+        lzma.open(temporary, "wb", filters=TEXT) as compressed,
+        tarfile.open(fileobj=compressed, mode="w") as archive,
+    ):
+        for name, content in contents.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+
+
+def unpack(archive: Path, folder: Path, name: str) -> None:
+    """What an archive holds, as `folder/name`, unless it is there."""
+    if archive.exists() and not (folder / name).exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with replacing(folder / name) as temporary, tarfile.open(archive) as opened:
+            opened.extractall(temporary.parent, filter="data")
+
+
+def unpack_packages(luggage: Path) -> None:
+    """Make importable what is not installed and was brought along.
+
+    Raises ValueError, naming what is still missing.
+    """
+    if missing(NEEDED):
+        unpack(luggage / "packages.tar.xz", RUNS, "packages")
+        sys.path.insert(0, str(RUNS / "packages"))
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(RUNS / "packages"), os.environ.get("PYTHONPATH")]))
+        importlib.invalidate_caches()
+    if absent := missing(NEEDED):
+        raise ValueError(f"not installed: {', '.join(absent)}; `prepare` brings {', '.join(WHEELS)}, for Python 3.12")
+
+
+def missing(names: Sequence[str]) -> list[str]:
+    return [name for name in names if importlib.util.find_spec(name) is None]
+
+
+# --- The plan ---------------------------------------------------------------------------------------------------------
+
+
+def plan(arguments: argparse.Namespace) -> int:
+    """Print what is outstanding."""
+    show_plan(chosen(arguments, arguments.output_dir or RECORDS))
+    return 0
+
+
+def show_plan(steps: "Sequence[Step]") -> float:
+    """As a table; returns the minutes."""
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    from .steps import predicted_seconds
+
+    minutes = {step.name: predicted_seconds(step) / 60 for step in steps}
+    table = Table("step", "what it shows", "goals", Column("minutes", justify="right"))
+    for step in steps:
+        table.add_row(step.name, step.shows, ", ".join(map(str, step.goals)), f"{minutes[step.name]:.1f}")
+    table.add_section()
+    table.add_row("all", "predicted for an H100, not measured", "", f"{sum(minutes.values()):.1f}")
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    return sum(minutes.values())
+
+
+# --- Running ----------------------------------------------------------------------------------------------------------
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the steps one after the other; each has its record as soon as it is over."""
+    if arguments.rehearse:
+        return rehearse(arguments)
+    import torch
+
+    from .steps import predicted_seconds
+
+    steps = chosen(arguments, arguments.output_dir or RECORDS)
+    for step in steps[:]:
+        lacking = [name for name in sorted(corpora_of(step)) if not (arguments.luggage / f"{name}.tar.xz").exists()]
+        if lacking and arguments.steps:
+            raise ValueError(
+                f"{step.name}: no {', '.join(lacking)} in {arguments.luggage}; run prepare {step.name} first"
+            )
+        if lacking:
+            print(f"left out: {step.name}, for want of {', '.join(lacking)}: prepare {step.name}")
+            steps.remove(step)
+    minutes = show_plan(steps)
+    if arguments.left is not None and minutes > arguments.left:
+        fitting: list[str] = []
+        rest = arguments.left
+        for step in steps:
+            if (takes := predicted_seconds(step) / 60) <= rest:
+                fitting.append(step.name)
+                rest -= takes
+        fits = f"run {' '.join(fitting)}" if fitting else "no step is as short"
+        raise ValueError(f"the plan takes {minutes:.1f} minutes, --left {arguments.left:g} is less; what fits: {fits}")
+    if not torch.cuda.is_available():
+        raise ValueError("there is no GPU here; --rehearse runs every step on a CPU")
+    end = time.monotonic() + 60 * arguments.left if arguments.left is not None else float("inf")
+    failed = False
+    with terminable():
+        for step in steps:
+            for name in corpora_of(step):
+                unpack(arguments.luggage / f"{name}.tar.xz", RUNS / "data", name)
+            seconds = min(MOST_SECONDS, end - time.monotonic())
+            record = run_step(step, RUNS / "data", RUNS, arguments.output_dir or RECORDS, execute, seconds)
+            failed = failed or not record["is_complete"]
+    return int(failed)
+
+
+Execute = Callable[[Sequence[str], float], tuple[int, str]]
+
+
+def run_step(step: "Step", data: Path, runs: Path, records: Path, execute: Execute, seconds: float) -> dict[str, Any]:
+    """Run the commands of a step, no longer than so many seconds in all, and write its record."""
+    import torch
+
+    from training.run import environment
+
+    from .steps import figures, outcome
+
+    place, began = runs / step.name, time.monotonic()
+    place.mkdir(parents=True, exist_ok=True)
+    device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    about = environment(device, 1, "benchmarks.gpu")
+    if about["commit"] is None and (LUGGAGE / "commit").exists():  # a copy of the sources without git
+        about["commit"] = (LUGGAGE / "commit").read_text(encoding="utf-8").strip()
+    record: dict[str, Any] = {"step": step.name, "shows": step.shows, "environment": about, "commands": []}
+    outcomes: list[dict[str, Any]] = []
+    for index, template in enumerate(step.commands):
+        words = tuple(word.replace("{data}", str(data)).replace("{run}", str(place)) for word in template)
+        if words[0] == "benchmarks":
+            words = (*words, "--output_dir", str(place / str(index)))
+        print(f"{step.name}: {' '.join(words)}", file=sys.stderr, flush=True)
+        start = time.monotonic()
+        code, printed = execute(words, seconds - (start - began))
+        entry: dict[str, Any] = {"words": words, "exit_code": code, "seconds": round(time.monotonic() - start, 1)}
+        try:
+            entry |= (found := outcome(words, printed))
+            outcomes.append(found)
+        except (OSError, ValueError, KeyError, StopIteration) as error:  # it left nothing behind
+            entry["error"] = f"{type(error).__name__}: {error}"
+        if code:
+            entry["printed"] = printed[-4000:]
+        record["commands"].append(entry)
+        record["is_complete"] = len(outcomes) == len(step.commands) and not any(
+            e["exit_code"] for e in record["commands"]
+        )
+        record["seconds"] = round(time.monotonic() - began, 1)
+        record["figures"] = values = figures(outcomes)
+        record["goals"] = [goal._asdict() | {"is_reached": goal.is_reached(values)} for goal in step.goals]
+        records.mkdir(parents=True, exist_ok=True)
+        write_text(records / f"{step.name}.json", json.dumps(record, indent=1) + "\n")  # already: the next may be cut
+        if code and words[0] != "benchmarks":  # comparisons stand for themselves
+            break
+    missed = "".join(f"; not reached: {goal}" for goal in step.goals if not goal.is_reached(values))
+    state = "done" if record["is_complete"] else "NOT complete"
+    print(f"{step.name}: {state} in {record['seconds']:.0f} s{missed}", file=sys.stderr)
+    return record
+
+
+def execute(words: Sequence[str], seconds: float, is_enough: Callable[[], bool] = lambda: False) -> tuple[int, str]:
+    """Run a command in processes of its own; exit code, and what it printed. After so many seconds it is told to stop,
+    and has time to save. It is over when nobody holds its output any more: a launcher may end before what it launched.
+    """
+    command = [*RUNNERS[words[0]], *words[1:]]
+    if words[0] == "training" and not has_gpu():
+        command.insert(len(LAUNCH), "--cpu")
+    environment = os.environ | {"PYTHONUNBUFFERED": "1", "KINETO_LOG_LEVEL": "99"}
+    printed: list[str] = []
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+
+        def copy() -> None:
+            for line in io.TextIOWrapper(process.stdout, "utf-8", "replace"):  # type: ignore[type-var]
+                printed.append(line)
+                sys.stderr.write(line)
+
+        reader = threading.Thread(target=copy, daemon=True)
+        reader.start()
+        try:
+            end = time.monotonic() + seconds
+            while reader.is_alive() and time.monotonic() < end and not is_enough():
+                reader.join(0.2)
+        finally:
+            if reader.is_alive():
+                stop(process, signal.SIGTERM, words[0] in AGENTS)
+                reader.join(SAVING)
+            if reader.is_alive():
+                stop(process, signal.SIGKILL, False)
+                reader.join()
+        return process.wait(), "".join(printed)
+
+
+def stop(process: subprocess.Popen, number: signal.Signals, alone: bool) -> None:
+    """Signal a command: its first process alone, or all."""
+    with contextlib.suppress(ProcessLookupError):
+        (os.kill if alone else os.killpg)(process.pid, number)
+
+
+def has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """Within it SIGTERM is an exception, so that what was started is stopped too."""
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+# --- Rehearsal --------------------------------------------------------------------------------------------------------
+
+STOPPED = "shakespeare"  # the step that is stopped on its way, and continued
+APART = ("pytest", *AGENTS)  # what needs processes of its own
+
+
+def rehearse(arguments: argparse.Namespace) -> int:
+    """Every step, from the packing of its corpus to its record. What a fresh process would only lose time on is done in
+    this one; the first run of a recipe goes the whole way, is stopped, and continued."""
+    from .steps import rehearsed
+
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        corpora, luggage, data, runs = (folder / name for name in ("corpora", "luggage", "data", "runs"))
+        records = arguments.output_dir or folder / "records"
+        write_small_corpora(corpora)
+        own = argparse.Namespace(steps=arguments.steps, data=corpora, luggage=luggage, output_dir=records)
+        prepare(own, packages=False)
+        for name in CORPORA:
+            unpack(luggage / f"{name}.tar.xz", data, name)
+        steps = chosen(own, records)
+        show_plan(steps)
+
+        apart = [step for step in steps if step.name == STOPPED or any(words[0] in APART for words in step.commands)]
+
+        def rehearse_step(step: "Step") -> bool:
+            small = step._replace(commands=tuple(map(rehearsed, step.commands)))
+            how = execute if step in apart else execute_here
+            if step.name == STOPPED:
+                long = tuple((*words, "--optimisation.max_steps=100") for words in small.commands)
+                small, how = small._replace(commands=long), go_on
+                began = functools.partial(execute, is_enough=(runs / STOPPED / "metrics.jsonl").exists)
+                if run_step(small, data, runs, records, began, MOST_SECONDS)["is_complete"]:
+                    raise ValueError(f"{step.name}: it was to be stopped, and went on to its end")
+            return run_step(small, data, runs, records, how, MOST_SECONDS)["is_complete"]
+
+        # What needs processes of its own waits for them beside what is done in this one.
+        with ThreadPoolExecutor(1) as beside:
+            running = beside.map(rehearse_step, apart)
+            complete = [rehearse_step(step) for step in steps if step not in apart]
+            complete += running
+    print(f"rehearsed: {sum(complete)} of {len(complete)} steps are complete")
+    return int(not all(complete))
+
+
+def go_on(words: Sequence[str], seconds: float) -> tuple[int, str]:
+    """Run a command that was stopped. Raises ValueError if it does not go on where that was."""
+    code, printed = execute(words, seconds)
+    if "resuming" not in printed:
+        raise ValueError(f"{' '.join(words)}: began anew where it should have gone on: {printed[-500:]}")
+    return code, printed
+
+
+def execute_here(words: Sequence[str], seconds: float) -> tuple[int, str]:
+    """Run a command in this process."""
+    from hf_scratch_transformer import cli
+    from training import __main__ as training
+
+    from . import __main__ as benchmarks
+
+    runners: dict[str, Callable[[list[str]], int]] = {
+        "training": training.main,
+        "benchmarks": benchmarks.main,
+        "senses": lambda words: cli.main(["senses", *words]),
+    }
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        code = runners[words[0]](list(words[1:]))
+    return code, printed.getvalue()
+
+
+def write_small_corpora(folder: Path) -> None:
+    """In the form of the real ones, with the text of README.md in them."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if line.strip()]
+    files = {f"wikitext-2/{name}": "\n".join(lines) for name in CORPORA["wikitext-2"]}
+    pairs = [" ".join(line.split()[:5]) for line in lines]
+    files |= {f"multi30k/{name}": "\n".join(pairs[: 60 if "train" in name else 4]) for name in CORPORA["multi30k"]}
+    files["tinyshakespeare/input.txt"] = text
+    for part in ("train", "test"):
+        files[f"coarsewsd20/bank/{part}.data.txt"] = "".join(f"1\ta bank {line}\n" for line in lines[:6])
+        files[f"coarsewsd20/bank/{part}.gold.txt"] = "0\n1\n" * 3
+    files["coarsewsd20/bank/classes_map.txt"] = '{"0": "money", "1": "river"}'
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content, encoding="utf-8")
+    (folder / "babymix").mkdir()
+    (folder / "babymix/babymix_10M.txt.xz").write_bytes(lzma.compress("\n\n".join(lines * 3).encode()))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,131 @@
+"""The tables of README.md, and the cards of what was trained on a GPU, written from the records.
+
+    python -m benchmarks report            # write them
+    python -m benchmarks report --check    # exit code 1 where they are not what the records say
+
+A table stands between `<!-- records: NAME ... -->` and `<!-- end -->`: of each folder NAME of `benchmarks/records`, in
+that order, a row for each comparison with its best peer. NAME `gpu` is for the steps of `benchmarks.gpu`.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from hf_scratch_transformer.files import write_text
+from training import metrics
+
+from .report import number
+from .steps import STEPS
+
+ROOT = Path(__file__).parents[1]
+RECORDS = "benchmarks/records"
+TABLE = re.compile(r"(<!-- records: ([\w ]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+# Kind and family -> a peer that has a row of its own: the best encoder is not the one that most people take.
+ALSO = {("train", "encoder"): "distilbert"}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks report", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    arguments = parser.parse_args(argv)
+    path = ROOT / "README.md"
+    before = path.read_text(encoding="utf-8")
+    after = filled(before, ROOT)
+    if arguments.check:
+        if before != after:
+            print("benchmarks: README.md is not what the records say: python -m benchmarks report", file=sys.stderr)
+        return int(before != after)
+    write_text(path, after)
+    for name, card in cards(ROOT):
+        write_card(ROOT / "model_cards" / name, card)
+    return 0
+
+
+def filled(text: str, root: Path) -> str:
+    """A document with its tables brought up to date.
+
+    Raises ValueError for a table of records that are not there.
+    """
+
+    def table(match: re.Match[str]) -> str:
+        rows = [row for name in match[2].split() for row in (steps(root) if name == "gpu" else comparisons(root, name))]
+        head = (
+            ("step", "goal", "result")
+            if match[2] == "gpu"
+            else ("", "beside", "times as fast", "of its peak memory", "on")
+        )
+        lines = [head, ["---"] * len(head), *rows]
+        return match[1] + "".join(f"| {' | '.join(line)} |\n" for line in lines) + match[4]
+
+    return TABLE.sub(table, text)
+
+
+def read(root: Path, name: str) -> dict[str, Any]:
+    """A record. Raises ValueError when there is none."""
+    path = root / RECORDS / name
+    if not path.exists():
+        raise ValueError(f"README.md: there is no {RECORDS}/{name}")
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return record
+
+
+def comparisons(root: Path, name: str) -> Iterator[list[str]]:
+    """Rows for the comparisons of a record: ours beside the best of the others."""
+    link = f"{RECORDS}/{name}/benchmark.json"
+    record = read(root, f"{name}/benchmark.json")
+    about = record["environment"]
+    where = about["device"] if about["device"] != "cpu" else about.get("processor") or f"{about['threads']} CPU cores"
+    for result in record["results"]:
+        ratios = {peer: ratio for peer, ratio in result.get("ratios", {}).items() if "speed" in ratio}
+        also = ALSO.get((result["kind"], (result["shape"] or {}).get("family", "")))
+        title = f"{result['name'] or result['kind']}, {result['title']}"
+        for place, (peer, ratio) in enumerate(ratios.items()):  # the best is the first
+            # Of whole runs there are few, each another way to do it.
+            if place == 0 or peer == also or result["kind"] == "end-to-end":
+                memory = number(ratio.get("memory"), 1, ".2f", "×")
+                yield [f"[{title}]({link})", peer, f"{ratio['speed']['median']:.2f}×", memory, where]
+
+
+def steps(root: Path) -> Iterator[list[str]]:
+    """Rows for the steps of `benchmarks.gpu`, those that were not run too."""
+    for step in STEPS.values():
+        goals = "<br>".join(map(str, step.goals))
+        path = f"{RECORDS}/gpu/{step.name}.json"
+        if not (root / path).exists():
+            yield [step.shows, goals, "not run"]
+            continue
+        record = read(root, f"gpu/{step.name}.json")
+        figures = {name: value for name, value in record["figures"].items() if name in SHOWN}
+        values = "<br>".join(f"{name} {value:.4g}" for name, value in figures.items() if isinstance(value, int | float))
+        about = record["environment"]["device"] + ("" if record["is_complete"] else ", not complete")
+        yield [f"[{step.shows}]({path})", goals, f"{values or '-'}<br>({about})"]
+
+
+SHOWN = {goal.figure for step in STEPS.values() for goal in step.goals}
+
+
+def cards(root: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """The card of each recipe that was trained to its end on a GPU, of the first of several seeds."""
+    done: set[str] = set()
+    for step in STEPS.values():
+        if not (root / RECORDS / f"gpu/{step.name}.json").exists():
+            continue
+        record = read(root, f"gpu/{step.name}.json")
+        for command in record["commands"]:
+            name = Path(command["words"][1]).stem
+            if record["is_complete"] and "README.md" in command.get("card", {}) and name not in done:
+                done.add(name)
+                yield name, command["card"]
+
+
+def write_card(folder: Path, card: dict[str, str]) -> None:
+    """The files of a card, and its picture."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in card.items():
+        write_text(folder / name, text)
+    metrics.draw(metrics.read(folder / "metrics.jsonl"), folder / "curves.png")

@@ -1,0 +1,148 @@
+"""The command for a GPU, without one: every step is rehearsed, plans are refused, what travels arrives."""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import gpu, steps
+from benchmarks.steps import STEPS, Goal, Step
+
+
+def test_every_step_at_a_tiny_size(tmp_path: Path) -> None:
+    """In a process of its own, as somebody would who has yet to get a GPU."""
+    command = [sys.executable, "-m", "benchmarks.gpu", "run", "--rehearse", "--output_dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=gpu.ROOT, capture_output=True, text=True, timeout=550)
+    assert done.returncode == 0, done.stderr[-5000:]
+    assert "predicted for an H100, not measured" in done.stdout
+    records = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
+    assert records.keys() == STEPS.keys()
+    for name, record in records.items():
+        assert record["is_complete"] and not any("error" in each for each in record["commands"]), name
+        for goal in record["goals"]:  # but for what a CPU has no data sheet for, there is a figure
+            assert goal["is_reached"] is not None or goal["figure"] == "MFU", (name, goal)
+    assert records["tests"]["figures"]["tests"] > 40 and records["tests"]["figures"]["failed"] == 0
+    assert records["sharding"]["figures"]["apart"] < 1e-4
+    assert {"README.md", "metrics.jsonl"} < records["multi30k-2"]["commands"][0]["card"].keys()
+    lines = map(json.loads, records[gpu.STOPPED]["commands"][0]["card"]["metrics.jsonl"].splitlines())
+    trained = [line["step"] for line in lines if line["event"] == "train"]
+    assert trained == list(range(1, 101)), "stopped and continued, it is one run"
+
+
+def test_no_step_is_predicted_to_outlast_its_limit() -> None:
+    minutes = {step.name: steps.predicted_seconds(step) / 60 for step in STEPS.values()}
+    assert all(0 < each < 9 for each in minutes.values()), minutes
+    assert next(iter(STEPS)) == "tests"
+
+
+def test_operations_are_those_of_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where arithmetic is what takes the time, twice the steps take twice as long."""
+    monkeypatch.setattr(steps, "LAYER_STEP", 0.0)
+    words = steps.recipe_run("shakespeare_char", "some")
+    base, double = (
+        steps.predicted_seconds(Step("", "", ((*words, f"--optimisation.max_steps={count}"),))) - steps.START
+        for count in (3000, 6000)
+    )
+    assert double == pytest.approx(2 * base)
+    # 10.6 million parameters, 3000 steps of 16,384 characters; attention is a tenth of it.
+    assert base * steps.SHEET * steps.EAGER_MFU == pytest.approx(1.1 * 6 * 10.65e6 * 3000 * 16384, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("run tets", "did you mean tests?"),
+        ("go", "invalid choice"),
+        ("run tests --left soon", "invalid float value"),
+        ("run tests train-decoder shakespeare --luggage {} --left 1", "no tinyshakespeare in"),
+        ("run tests train-encoder --luggage {} --left 4", "what fits: run tests"),
+        ("run tests --luggage {} --left 9", "there is no GPU here"),
+        ("prepare --data nowhere", "must be the folder that holds tinyshakespeare"),
+        ("prepare shakespeare --data {} --luggage {}", "must hold input.txt"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(
+    words: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr(gpu, "pack_packages", lambda target: target.write_bytes(b""))
+    assert gpu.main([*words.format(tmp_path, tmp_path).split(), "--output_dir", str(tmp_path / "records")]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+    assert not (tmp_path / "records").exists()
+
+
+def test_what_does_not_fit_is_left_for_another_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu.write_small_corpora(tmp_path / "corpora")
+    (tmp_path / "corpora/tinyshakespeare/input.txt").write_bytes(bytes(range(256)) * 4)
+    monkeypatch.setattr(gpu, "MOST_BYTES", 3000)
+    arguments = ["prepare", "--data", str(tmp_path / "corpora"), "--luggage", str(tmp_path / "luggage")]
+    monkeypatch.setattr(gpu, "pack_packages", lambda target: target.write_bytes(b"packages"))
+    assert gpu.main(arguments) == 0
+    printed = capsys.readouterr().out
+    there = {path.name for path in (tmp_path / "luggage").iterdir()}
+    assert {"packages.tar.xz", "commit", "tinyshakespeare.tar.xz"} <= there and "wikitext-2.tar.xz" not in there
+    assert "left out" in printed and "wikitext2" in printed and "MiB  in " in printed
+    assert gpu.main([*arguments, "wikitext2"]) == 2
+    gpu.unpack(tmp_path / "luggage/tinyshakespeare.tar.xz", tmp_path / "data", "tinyshakespeare")
+    assert (tmp_path / "data/tinyshakespeare/input.txt").read_bytes() == bytes(range(256)) * 4
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(gpu, "NEEDED", ("torch", "not_here"))
+    monkeypatch.setattr(gpu, "RUNS", tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("PYTHONPATH", "")
+    with pytest.raises(ValueError, match="not installed: not_here"):
+        gpu.unpack_packages(tmp_path)
+    gpu.pack(tmp_path / "packages.tar.xz", {"packages/not_here.py": b"brought = True\n"})
+    gpu.unpack_packages(tmp_path)
+    assert str(tmp_path / "packages") in sys.path
+
+
+def test_a_command_is_told_to_stop_and_its_record_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher ends at once; what it launched saves first, and that is waited for."""
+    saving = (
+        "import signal, sys, time\n"
+        "def stop(*_): time.sleep(0.5); print('saved', flush=True); sys.exit(143)\n"
+        "signal.signal(signal.SIGTERM, stop)\nprint('ready', flush=True)\ntime.sleep(60)"
+    )
+    launcher = "import subprocess, sys; subprocess.Popen([sys.executable, *sys.argv[1:]]).wait()"
+    monkeypatch.setitem(gpu.RUNNERS, "senses", (sys.executable, "-c", launcher, "-c", saving))
+    step = Step("some", "nothing", (("senses",), ("senses",)), (Goal("macro_f1", 1),))
+    record = gpu.run_step(step, tmp_path, tmp_path, tmp_path / "records", gpu.execute, 3.0)
+    (command,) = record["commands"]  # after it was stopped, nothing else was begun
+    assert "saved" in command["printed"] and command["exit_code"] and not record["is_complete"]
+    assert record["goals"] == [{"figure": "macro_f1", "value": 1, "is_least": True, "is_reached": None}]
+    assert json.loads((tmp_path / "records/some.json").read_text()) == json.loads(json.dumps(record))
+
+
+def test_figures_are_those_of_ours_at_its_best_beside_the_fastest_peer() -> None:
+    def row(speed: float, peak: int) -> dict[str, Any]:
+        return {"tokens_per_second": {"median": speed}, "peak_bytes": peak, "of_sheet": speed / 100}
+
+    def result(compile: bool, **rows: dict[str, Any]) -> dict[str, Any]:
+        return {"kind": "train", "shape": {"compile": compile}, "contenders": rows}
+
+    results = [
+        result(True, ours=row(30, 5), llama=row(40, 10), **{"llama, mask given": row(90, 9)}),
+        result(False, ours=row(60, 4), llama=row(20, 10)),
+    ]
+    figures = steps.figures([{"figures": {}, "results": [each]} for each in results])
+    assert figures["fastest of ours"] == "ours" and figures["fastest peer"] == "llama, compiled"
+    assert figures["speed"] == 1.5 and figures["memory"] == 0.4 and figures["MFU"] == 0.6
+    assert Goal("speed", 1.5).is_reached(figures) and not Goal("memory", 0.3, False).is_reached(figures)
+
+
+def test_steps_with_a_record_are_not_run_again(tmp_path: Path) -> None:
+    (tmp_path / "tests.json").write_text(json.dumps({"is_complete": True}))
+    (tmp_path / "memory.json").write_text(json.dumps({"is_complete": False}))
+    names = [step.name for step in gpu.chosen(argparse.Namespace(steps=[]), tmp_path)]
+    assert "tests" not in names and "memory" in names
+    assert [step.name for step in gpu.chosen(argparse.Namespace(steps=["tests"]), tmp_path)] == ["tests"]
