@@ -424,8 +424,12 @@ APART = ("pytest", *AGENTS)  # what needs processes of its own
 def rehearse(arguments: argparse.Namespace) -> int:
     """Every step, from the packing of its corpus to its record. What a fresh process would only lose time on is done in
     this one; the first run of a recipe goes the whole way, is stopped, and continued."""
+    import torch
+
     from .steps import rehearsed
 
+    torch.set_num_threads(1)  # models so small are no quicker with more, and much slower where others work too
+    os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         corpora, luggage, data, runs = (folder / name for name in ("corpora", "luggage", "data", "runs"))
