@@ -126,7 +126,7 @@ def plan(arguments: argparse.Namespace) -> list[tuple[str, str, Shape | None]]:
 
 def benchmark(arguments: argparse.Namespace, console: Console) -> None:
     """Run everything that was asked for; after each comparison the folder holds all results so far."""
-    planned, peers = plan(arguments), list(PEERS) if arguments.peer is None else arguments.peer
+    planned = plan(arguments)
     device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     fields = {spec.name for spec in dataclasses.fields(Options)} - {"device"}
     options = Options(device, **{name: value for name, value in vars(arguments).items() if name in fields})
@@ -139,7 +139,7 @@ def benchmark(arguments: argparse.Namespace, console: Console) -> None:
     record["results"] = []
     with tempfile.TemporaryDirectory() as scratch:
         for kind, name, shape in planned:
-            for result in measured(kind, name, shape, peers, options, Path(scratch)):
+            for result in measured(kind, name, shape, arguments.peer, options, Path(scratch)):
                 record["results"].append(result)
                 print_result(result, console)
                 write(record, arguments.output_dir)
@@ -155,14 +155,17 @@ def processor() -> str | None:
 
 
 def measured(
-    kind: str, name: str, shape: Shape | None, peers: Sequence[str], options: Options, scratch: Path
+    kind: str, name: str, shape: Shape | None, peers: Sequence[str] | None, options: Options, scratch: Path
 ) -> Iterator[dict[str, Any]]:
-    """The results of a kind at a shape."""
+    """The results of a kind at a shape, beside these peers, or those that are usual."""
     if kind == "memory":
         assert shape is not None
         yield measure_memory(name, shape, options.device)
         return
-    comparisons = KINDS[kind].compare(shape, peers, options) if shape else [compare_end_to_end(scratch, peers, options)]
+    if shape is None:
+        comparisons = iter([compare_end_to_end(scratch, peers or (), options)])
+    else:
+        comparisons = KINDS[kind].compare(shape, list(PEERS) if peers is None else peers, options)
     for comparison in comparisons:
         print(f"{kind} {name}: {comparison.title} ...", file=sys.stderr)
         result = measure(comparison, options) | {"name": name}
