@@ -100,7 +100,9 @@ def main(argv: Sequence[str]) -> int:
     add("--luggage", type=Path, default=LUGGAGE, help="the folder that travels (.gpu)")
     add("--output_dir", "--output-dir", type=Path, help="of the records (benchmarks/records/gpu)")
     try:
-        arguments = parser.parse_args(argv)
+        arguments = parser.parse_intermixed_args(argv)
+        if arguments.left is not None and not arguments.left > 0:
+            raise ValueError(f"--left {arguments.left:g}: must be minutes above 0")
         unpack_packages(arguments.luggage)
         return {"prepare": prepare, "plan": plan, "run": run}[arguments.what](arguments)
     except (ValueError, OSError) as error:
@@ -124,7 +126,15 @@ def chosen(arguments: argparse.Namespace, records: Path) -> "list[Step]":
 def read_record(folder: Path, name: str) -> dict[str, Any] | None:
     """That of a step, if it has one."""
     path = folder / f"{name}.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    if not path.exists():
+        return None
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is no record: {error}; remove it") from error
+    if not isinstance(record, dict) or "is_complete" not in record:
+        raise ValueError(f"{path} is no record of a step; remove it")
+    return record
 
 
 # --- What travels -----------------------------------------------------------------------------------------------------
@@ -214,8 +224,11 @@ def unpack(archive: Path, folder: Path, name: str) -> None:
     """What an archive holds, as `folder/name`, unless it is there."""
     if archive.exists() and not (folder / name).exists():
         folder.mkdir(parents=True, exist_ok=True)
-        with replacing(folder / name) as temporary, tarfile.open(archive) as opened:
-            opened.extractall(temporary.parent, filter="data")
+        try:
+            with replacing(folder / name) as temporary, tarfile.open(archive) as opened:
+                opened.extractall(temporary.parent, filter="data")
+        except (EOFError, tarfile.TarError, lzma.LZMAError) as error:
+            raise ValueError(f"{archive} is damaged ({error}): remove it and prepare it again") from error
 
 
 def unpack_packages(luggage: Path) -> None:
@@ -268,7 +281,8 @@ def show_plan(steps: "Sequence[Step]") -> float:
 def run(arguments: argparse.Namespace) -> int:
     """Run the steps one after the other; each has its record as soon as it is over."""
     if arguments.rehearse:
-        return rehearse(arguments)
+        with terminable():
+            return rehearse(arguments)
     import torch
 
     from .steps import predicted_seconds
@@ -296,22 +310,25 @@ def run(arguments: argparse.Namespace) -> int:
     if not torch.cuda.is_available():
         raise ValueError("there is no GPU here; --rehearse runs every step on a CPU")
     end = time.monotonic() + 60 * arguments.left if arguments.left is not None else float("inf")
-    failed = False
+    records, is_complete = arguments.output_dir or RECORDS, True
+    records.mkdir(parents=True, exist_ok=True)
+    for name in sorted({name for step in steps for name in corpora_of(step)}):
+        unpack(arguments.luggage / f"{name}.tar.xz", RUNS / "data", name)
     with terminable():
         for step in steps:
-            for name in corpora_of(step):
-                unpack(arguments.luggage / f"{name}.tar.xz", RUNS / "data", name)
-            seconds = min(MOST_SECONDS, end - time.monotonic())
-            record = run_step(step, RUNS / "data", RUNS, arguments.output_dir or RECORDS, execute, seconds)
-            failed = failed or not record["is_complete"]
-    return int(failed)
+            seconds = min(MOST_SECONDS, end - time.monotonic()) - SAVING
+            if seconds <= 0:
+                print(f"{step.name}: not begun, since the time is up", file=sys.stderr)
+                return 1
+            is_complete &= run_step(step, RUNS / "data", RUNS, records, execute, seconds)["is_complete"]
+    return int(not is_complete)
 
 
 Execute = Callable[[Sequence[str], float], tuple[int, str]]
 
 
 def run_step(step: "Step", data: Path, runs: Path, records: Path, execute: Execute, seconds: float) -> dict[str, Any]:
-    """Run the commands of a step, no longer than so many seconds in all, and write its record."""
+    """Run the commands of a step, no longer than so many seconds in all, beside saving, and write its record."""
     import torch
 
     from training.run import environment
@@ -326,12 +343,17 @@ def run_step(step: "Step", data: Path, runs: Path, records: Path, execute: Execu
         about["commit"] = (LUGGAGE / "commit").read_text(encoding="utf-8").strip()
     record: dict[str, Any] = {"step": step.name, "shows": step.shows, "environment": about, "commands": []}
     outcomes: list[dict[str, Any]] = []
+    has_failed = False
     for index, template in enumerate(step.commands):
         words = tuple(word.replace("{data}", str(data)).replace("{run}", str(place)) for word in template)
         if words[0] == "benchmarks":
             words = (*words, "--output_dir", str(place / str(index)))
+            shutil.rmtree(place / str(index), ignore_errors=True)  # nothing of an earlier try is taken for this one's
+        (place / "tests.xml").unlink(missing_ok=True)
         print(f"{step.name}: {' '.join(words)}", file=sys.stderr, flush=True)
         start = time.monotonic()
+        if seconds <= start - began:
+            break
         code, printed = execute(words, seconds - (start - began))
         entry: dict[str, Any] = {"words": words, "exit_code": code, "seconds": round(time.monotonic() - start, 1)}
         try:
@@ -341,18 +363,18 @@ def run_step(step: "Step", data: Path, runs: Path, records: Path, execute: Execu
             entry["error"] = f"{type(error).__name__}: {error}"
         if code:
             entry["printed"] = printed[-4000:]
+        has_failed = has_failed or code != 0 and not (words[0] == "pytest" and code == 1)  # then some tests have
         record["commands"].append(entry)
-        record["is_complete"] = len(outcomes) == len(step.commands) and not any(
-            e["exit_code"] for e in record["commands"]
-        )
+        record["is_complete"] = len(outcomes) == len(step.commands) and not has_failed
         record["seconds"] = round(time.monotonic() - began, 1)
         record["figures"] = values = figures(outcomes)
-        record["goals"] = [goal._asdict() | {"is_reached": goal.is_reached(values)} for goal in step.goals]
+        reached = {goal: goal.is_reached(values) if record["is_complete"] else None for goal in step.goals}
+        record["goals"] = [goal._asdict() | {"is_reached": is_reached} for goal, is_reached in reached.items()]
         records.mkdir(parents=True, exist_ok=True)
         write_text(records / f"{step.name}.json", json.dumps(record, indent=1) + "\n")  # already: the next may be cut
-        if code and words[0] != "benchmarks":  # comparisons stand for themselves
+        if has_failed and words[0] != "benchmarks":  # comparisons stand for themselves
             break
-    missed = "".join(f"; not reached: {goal}" for goal in step.goals if not goal.is_reached(values))
+    missed = "".join(f"; not reached: {goal}" for goal, is_reached in reached.items() if not is_reached)
     state = "done" if record["is_complete"] else "NOT complete"
     print(f"{step.name}: {state} in {record['seconds']:.0f} s{missed}", file=sys.stderr)
     return record

@@ -100,7 +100,7 @@ def steps(root: Path) -> Iterator[list[str]]:
             yield [step.shows, goals, "not run"]
             continue
         record = read(root, f"gpu/{step.name}.json")
-        figures = {name: value for name, value in record["figures"].items() if name in SHOWN}
+        figures = {name: value for name, value in record["figures"].items() if name in SHOWN and record["is_complete"]}
         values = "<br>".join(f"{name} {value:.4g}" for name, value in figures.items() if isinstance(value, int | float))
         about = record["environment"]["device"] + ("" if record["is_complete"] else ", not complete")
         yield [f"[{step.shows}]({path})", goals, f"{values or '-'}<br>({about})"]
@@ -116,6 +116,8 @@ def cards(root: Path) -> Iterator[tuple[str, dict[str, str]]]:
         if not (root / RECORDS / f"gpu/{step.name}.json").exists():
             continue
         record = read(root, f"gpu/{step.name}.json")
+        if sum("card" in command for command in record["commands"]) > 1:
+            continue  # short runs beside each other, of a recipe that has a step of its own
         for command in record["commands"]:
             name = Path(command["words"][1]).stem
             if record["is_complete"] and "README.md" in command.get("card", {}) and name not in done:

@@ -256,7 +256,8 @@ def outcome(words: Words, printed: str) -> dict[str, Any]:
             record = json.loads((_option(words, "--output_dir") / "benchmark.json").read_text(encoding="utf-8"))
             return {name: record[name] for name in ("roofline", "results")} | {"figures": {}}
     folder = _option(words, "--output_dir")
-    lines = metrics.read(folder / "metrics.jsonl")
+    if not (lines := metrics.read(folder / "metrics.jsonl")):
+        raise ValueError("it has logged nothing")
     figures: dict[str, Any] = {}
     for event in ("train", "evaluation", "test"):  # of which the last counts
         figures |= {name: value for line in lines if line["event"] == event for name, value in line.items()}
@@ -278,10 +279,11 @@ def figures(outcomes: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The figures of all commands of a step, with those that several of them give together."""
     found = {name: value for each in outcomes for name, value in each["figures"].items()}
     results = [result for each in outcomes for result in each.get("results", ())]
-    losses = [each["figures"]["loss"] for each in outcomes if "card" in each]
-    if len(losses) > 1:
+    runs = [each for each in outcomes if "card" in each]
+    if len(runs) > 1 and all({"loss", "tokens_per_second"} <= each["figures"].keys() for each in runs):
+        losses = [each["figures"]["loss"] for each in runs]
         found["apart"] = max(losses) - min(losses)
-        found |= {f"tokens_per_second, {each['name']}": each["figures"]["tokens_per_second"] for each in outcomes}
+        found |= {f"tokens_per_second, {each['name']}": each["figures"]["tokens_per_second"] for each in runs}
     return (
         found | _of_training([r for r in results if r["kind"] == "train"]) | _of_decoding(results) | _of_memory(results)
     )

@@ -58,6 +58,8 @@ def test_operations_are_those_of_the_recipe(monkeypatch: pytest.MonkeyPatch) -> 
         ("run tets", "did you mean tests?"),
         ("go", "invalid choice"),
         ("run tests --left soon", "invalid float value"),
+        ("run tests --left nan", "--left nan: must be minutes above 0"),
+        ("run --left 9 tests", "there is no GPU here"),  # options may come first
         ("run tests train-decoder shakespeare --luggage {} --left 1", "no tinyshakespeare in"),
         ("run tests train-encoder --luggage {} --left 4", "what fits: run tests"),
         ("run tests --luggage {} --left 9", "there is no GPU here"),
@@ -121,6 +123,30 @@ def test_a_command_is_told_to_stop_and_its_record_says_so(tmp_path: Path, monkey
     assert "saved" in command["printed"] and command["exit_code"] and not record["is_complete"]
     assert record["goals"] == [{"figure": "macro_f1", "value": 1, "is_least": True, "is_reached": None}]
     assert json.loads((tmp_path / "records/some.json").read_text()) == json.loads(json.dumps(record))
+
+
+@pytest.mark.parametrize("runner", ["training", "pytest"])
+def test_a_command_that_fails_at_once_has_a_record(
+    runner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And leaves the next steps their turn; what an earlier try has left is not taken for its own."""
+    monkeypatch.setitem(gpu.RUNNERS, runner, (sys.executable, "-c", "raise SystemExit('no such recipe')"))
+    monkeypatch.setattr(gpu, "has_gpu", lambda: True)
+    (tmp_path / "some").mkdir()
+    (tmp_path / "some/tests.xml").write_text('<t><s tests="1" failures="0" errors="0" skipped="0"/></t>')
+    words = (runner, "--output_dir", "{run}", "--junitxml", "{run}/tests.xml")
+    record = gpu.run_step(
+        Step("some", "nothing", (words,), (Goal("loss", 1),)), tmp_path, tmp_path, tmp_path / "out", gpu.execute, 60.0
+    )
+    assert not record["is_complete"] and record["goals"][0]["is_reached"] is None
+    assert "error" in record["commands"][0] and (tmp_path / "out/some.json").exists()
+
+
+@pytest.mark.parametrize("text", ['{"is_complete": tr', "[1]", "{}"])
+def test_a_damaged_record_is_named(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "tests.json").write_text(text)
+    assert gpu.main(["plan", "--output_dir", str(tmp_path)]) == 2
+    assert "tests.json is no record" in capsys.readouterr().err
 
 
 def test_figures_are_those_of_ours_at_its_best_beside_the_fastest_peer() -> None:
