@@ -40,7 +40,7 @@ class SinusoidalPositions(nn.Module):
         angles = position_ids[..., None] / 10000**exponents  # (B, T, D/2)
         waves = angles.sin(), angles.cos()
         table = torch.cat(waves, dim=-1) if self.in_halves else torch.stack(waves, dim=-1).flatten(-2)
-        return table[..., : self.dim]
+        return table[..., : self.dim].float()
 
 
 class RotaryPositions(nn.Module):
