@@ -176,14 +176,14 @@ def measured(
 
 def main(argv: Sequence[str]) -> int:
     """Run the command line; returns the exit code."""
-    if argv[:1] == ["report"]:
-        from . import readme  # which needs all of this here
-
-        return readme.main(argv[1:])
     console = Console()
     if not console.is_terminal:
         console = Console(width=200)  # a file has no width to fit into
     try:
+        if argv[:1] == ["report"]:
+            from . import readme  # which needs all of this here
+
+            return readme.main(argv[1:])
         arguments = parse(argv)
         with torch.backends.mkldnn.flags(enabled=False) if arguments.no_onednn else nullcontext():
             benchmark(arguments, console)

@@ -18,6 +18,7 @@ from typing import Any
 from hf_scratch_transformer.files import write_text
 from training import metrics
 
+from .gpu import read_record
 from .report import number
 from .steps import STEPS
 
@@ -95,15 +96,14 @@ def steps(root: Path) -> Iterator[list[str]]:
     """Rows for the steps of `benchmarks.gpu`, those that were not run too."""
     for step in STEPS.values():
         goals = "<br>".join(map(str, step.goals))
-        path = f"{RECORDS}/gpu/{step.name}.json"
-        if not (root / path).exists():
+        record = read_record(root / RECORDS / "gpu", step.name)
+        if record is None:
             yield [step.shows, goals, "not run"]
             continue
-        record = read(root, f"gpu/{step.name}.json")
         figures = {name: value for name, value in record["figures"].items() if name in SHOWN and record["is_complete"]}
         values = "<br>".join(f"{name} {value:.4g}" for name, value in figures.items() if isinstance(value, int | float))
         about = record["environment"]["device"] + ("" if record["is_complete"] else ", not complete")
-        yield [f"[{step.shows}]({path})", goals, f"{values or '-'}<br>({about})"]
+        yield [f"[{step.shows}]({RECORDS}/gpu/{step.name}.json)", goals, f"{values or '-'}<br>({about})"]
 
 
 SHOWN = {goal.figure for step in STEPS.values() for goal in step.goals}
@@ -113,11 +113,9 @@ def cards(root: Path) -> Iterator[tuple[str, dict[str, str]]]:
     """The card of each recipe that was trained to its end on a GPU, of the first of several seeds."""
     done: set[str] = set()
     for step in STEPS.values():
-        if not (root / RECORDS / f"gpu/{step.name}.json").exists():
-            continue
-        record = read(root, f"gpu/{step.name}.json")
-        if sum("card" in command for command in record["commands"]) > 1:
-            continue  # short runs beside each other, of a recipe that has a step of its own
+        record = read_record(root / RECORDS / "gpu", step.name)
+        if record is None or sum("card" in command for command in record["commands"]) > 1:
+            continue  # not run, or short runs beside each other, of a recipe that has a step of its own
         for command in record["commands"]:
             name = Path(command["words"][1]).stem
             if record["is_complete"] and "README.md" in command.get("card", {}) and name not in done:

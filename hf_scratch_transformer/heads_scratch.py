@@ -200,7 +200,7 @@ class ScratchClassifier(ScratchPreTrainedModel):
         tokens = input_ids if inputs_embeds is None else inputs_embeds
         for each in labels:
             if each is not None and tokens is not None:
-                check_labels(each, self.label_shape(tokens, each))
+                check_labels(each, shape := self.label_shape(tokens, each), (*shape, 1))
         # There is no next token to keep a cache for.
         outputs = self.run_backbone(input_ids=input_ids, inputs_embeds=inputs_embeds, **{"use_cache": False} | inputs)
         logits = self.head(self.select(outputs, inputs["attention_mask"], input_ids))
@@ -301,14 +301,14 @@ class ScratchForQuestionAnswering(ScratchClassifier):
         return QuestionAnsweringModelOutput(loss=loss, start_logits=start_logits, end_logits=end_logits, **recorded)
 
 
-def check_labels(labels: Tensor, shape: tuple[int, ...]) -> None:
-    if tuple(labels.shape) not in (tuple(shape), (*shape, 1)):
-        raise ValueError(f"labels of shape {tuple(labels.shape)} do not fit the input: they must be {tuple(shape)}")
+def check_labels(labels: Tensor, *shapes: tuple[int, ...]) -> None:  # those that fit, the usual one first
+    if labels.shape not in shapes:
+        raise ValueError(f"labels of shape {tuple(labels.shape)} do not fit the input: they must be {tuple(shapes[0])}")
 
 
 def check_token_labels(labels: Tensor | None, inputs: Tensor | None) -> None:  # of tokens (B, T), or embeddings
-    if labels is not None and inputs is not None and (given := tuple(labels.shape)) != (due := tuple(inputs.shape[:2])):
-        raise ValueError(f"labels of shape {given} do not fit the input: they must be {due}")
+    if labels is not None and inputs is not None:
+        check_labels(labels, inputs.shape[:2])
 
 
 # The Trainer (which labels it smooths, and whether shifted) and the pipelines look models up by class name in these
