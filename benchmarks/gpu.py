@@ -440,6 +440,7 @@ def terminable() -> Iterator[None]:
 # --- Rehearsal --------------------------------------------------------------------------------------------------------
 
 STOPPED = "shakespeare"  # the step that is stopped on its way, and continued
+STOPPED_STEPS = 300  # of its training: more than it can do before it is seen to have begun
 APART = ("pytest", *AGENTS)  # what needs processes of its own
 
 
@@ -470,9 +471,9 @@ def rehearse(arguments: argparse.Namespace) -> int:
             small = step._replace(commands=tuple(map(rehearsed, step.commands)))
             how = execute if step in apart else execute_here
             if step.name == STOPPED:
-                long = tuple((*words, "--optimisation.max_steps=100") for words in small.commands)
+                long = tuple((*words, f"--optimisation.max_steps={STOPPED_STEPS}") for words in small.commands)
                 small, how = small._replace(commands=long), go_on
-                began = functools.partial(execute, is_enough=(runs / STOPPED / "metrics.jsonl").exists)
+                began = functools.partial(execute, is_enough=functools.partial(has_begun, runs / STOPPED))
                 if run_step(small, data, runs, records, began, MOST_SECONDS)["is_complete"]:
                     raise ValueError(f"{step.name}: it was to be stopped, and went on to its end")
             return run_step(small, data, runs, records, how, MOST_SECONDS)["is_complete"]
@@ -484,6 +485,12 @@ def rehearse(arguments: argparse.Namespace) -> int:
             complete += running
     print(f"rehearsed: {sum(complete)} of {len(complete)} steps are complete")
     return int(not all(complete))
+
+
+def has_begun(run: Path) -> bool:
+    """Whether it has measured something, and can be stopped by now: before its first step a signal ends it unsaved."""
+    log = run / "metrics.jsonl"  # there from the start, and empty
+    return log.exists() and log.stat().st_size > 0
 
 
 def go_on(words: Sequence[str], seconds: float) -> tuple[int, str]:

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import gpu, steps
 from benchmarks.steps import STEPS, Goal, Step
+from training import metrics
 
 
 def test_every_step_at_a_tiny_size(tmp_path: Path) -> None:
@@ -30,7 +31,17 @@ def test_every_step_at_a_tiny_size(tmp_path: Path) -> None:
     assert {"README.md", "metrics.jsonl"} < records["multi30k-2"]["commands"][0]["card"].keys()
     lines = map(json.loads, records[gpu.STOPPED]["commands"][0]["card"]["metrics.jsonl"].splitlines())
     trained = [line["step"] for line in lines if line["event"] == "train"]
-    assert trained == list(range(1, 101)), "stopped and continued, it is one run"
+    assert trained == list(range(1, gpu.STOPPED_STEPS + 1)), "stopped and continued, it is one run"
+
+
+def test_a_run_is_stopped_when_it_trains(tmp_path: Path) -> None:
+    """Not when it has only emptied its log: the signal would end it with nothing to go on from."""
+    assert not gpu.has_begun(tmp_path)
+    log = metrics.Log(tmp_path / "metrics.jsonl")
+    log.truncate(0)
+    assert log.path.exists() and not gpu.has_begun(tmp_path)
+    log.write("train", step=1)
+    assert gpu.has_begun(tmp_path)
 
 
 def test_no_step_is_predicted_to_outlast_its_limit() -> None:
