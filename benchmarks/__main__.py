@@ -131,7 +131,8 @@ def benchmark(arguments: argparse.Namespace, console: Console) -> None:
     fields = {spec.name for spec in dataclasses.fields(Options)} - {"device"}
     options = Options(device, **{name: value for name, value in vars(arguments).items() if name in fields})
     record: dict[str, Any] = {"environment": environment(device, 1, "benchmarks"), "onednn": uses_onednn()}
-    record["environment"]["processor"] = processor()
+    instructions = torch.backends.cpu.get_cpu_capability()  # the widest that torch uses
+    record["environment"] |= {"processor": processor(), "instructions": instructions}
     if set(arguments.kinds) != {"calls"}:  # which have nothing to do with it
         record["roofline"] = best = roofline(device)
         rates = ", ".join(f"{precision} {rate / 1e9:,.1f} GFLOP/s" for precision, rate in best["matmul"].items())

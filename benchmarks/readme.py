@@ -4,7 +4,9 @@
     python -m benchmarks report --check    # exit code 1 where they are not what the records say
 
 A table stands between `<!-- records: NAME ... -->` and `<!-- end -->`: of each folder NAME of `benchmarks/records`, in
-that order, a row for each comparison with its best peer. NAME `gpu` is for the steps of `benchmarks.gpu`.
+that order, a row for each comparison with its best peer. NAME `processors` is for all records from CPUs but those of
+whole runs, comparison by comparison: a folder more there, and they have a row more. NAME `gpu` is for the steps of
+`benchmarks.gpu`.
 """
 
 import argparse
@@ -54,12 +56,13 @@ def filled(text: str, root: Path) -> str:
     """
 
     def table(match: re.Match[str]) -> str:
-        rows = [row for name in match[2].split() for row in (steps(root) if name == "gpu" else comparisons(root, name))]
-        head = (
-            ("step", "goal", "result")
-            if match[2] == "gpu"
-            else ("", "beside", "times as fast", "of its peak memory", "on")
-        )
+        head = ["", "beside", "times as fast", "of its peak memory", "on"]
+        if match[2] == "gpu":
+            head, rows = ["step", "goal", "result"], list(steps(root))
+        elif match[2] == "processors":
+            rows = processors(root)
+        else:
+            rows = [row for name in match[2].split() for row in comparisons(root, name)]
         lines = [head, ["---"] * len(head), *rows]
         return match[1] + "".join(f"| {' | '.join(line)} |\n" for line in lines) + match[4]
 
@@ -79,8 +82,7 @@ def comparisons(root: Path, name: str) -> Iterator[list[str]]:
     """Rows for the comparisons of a record: ours beside the best of the others."""
     link = f"{RECORDS}/{name}/benchmark.json"
     record = read(root, f"{name}/benchmark.json")
-    about = record["environment"]
-    where = about["device"] if about["device"] != "cpu" else about.get("processor") or f"{about['threads']} CPU cores"
+    where = machine(record)
     for result in record["results"]:
         ratios = {peer: ratio for peer, ratio in result.get("ratios", {}).items() if "speed" in ratio}
         also = ALSO.get((result["kind"], (result["shape"] or {}).get("family", "")))
@@ -90,6 +92,33 @@ def comparisons(root: Path, name: str) -> Iterator[list[str]]:
             if place == 0 or peer == also or result["kind"] == "end-to-end":
                 memory = number(ratio.get("memory"), 1, ".2f", "×")
                 yield [f"[{title}]({link})", peer, f"{ratio['speed']['median']:.2f}×", memory, where]
+
+
+def machine(record: dict[str, Any]) -> str:
+    """What a record was made on: the device, or the kind of processor as far as it was written down, how ours
+    multiplied there, and which version it was if not the present one."""
+    about = record["environment"]
+    if about["device"] != "cpu":
+        return str(about["device"])
+    is_first = "training.benchmark" in about["command"]  # where the benchmarks were in version 0.1
+    is_onednn = record.get("onednn", "--no-onednn" not in about["command"])
+    known = (about.get("processor"), about.get("instructions"), f"{about['threads']} CPU cores")
+    return ", ".join([*filter(None, known), "oneDNN" if is_onednn else "MKL", *["version 0.1"] * is_first])
+
+
+def processors(root: Path) -> list[list[str]]:
+    """Rows for the comparisons of all records that were made on CPUs, those of one thing together; which comes first is
+    as in the first record."""
+    rows: dict[str, list[list[str]]] = {}
+    for path in sorted((root / RECORDS).glob("*/benchmark.json"), reverse=True):
+        record = read(root, f"{path.parent.name}/benchmark.json")
+        if record["environment"]["device"] == "cpu" and record["results"][0]["kind"] in STEP_KINDS:
+            for row in comparisons(root, path.parent.name):
+                rows.setdefault(row[0].partition("]")[0], []).append(row)
+    return [row for group in rows.values() for row in group]
+
+
+STEP_KINDS = ("train", "generate", "embed")
 
 
 def steps(root: Path) -> Iterator[list[str]]:

@@ -18,9 +18,9 @@ TABLE = "Before.\n\n<!-- records: {} -->\n<!-- end -->\n\nAfter.\n"
 def test_the_readme_says_what_the_records_say(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "--check"]) == 0, capsys.readouterr().err
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    folders = {path.parent.name for path in ROOT.glob("benchmarks/records/*/benchmark.png")}
-    told = {name for match in readme.TABLE.finditer(text) for name in match[2].split()}
-    assert folders <= told and "gpu" in told
+    for path in ROOT.glob("benchmarks/records/*/benchmark.json"):
+        assert str(path.relative_to(ROOT)) in text
+    assert "<!-- records: gpu -->" in text
 
 
 def test_the_best_peer_of_each_comparison_has_a_row(tmp_path: Path) -> None:
@@ -34,17 +34,47 @@ def test_the_best_peer_of_each_comparison_has_a_row(tmp_path: Path) -> None:
         {"kind": "embed", "name": "encoder", "title": "9 texts", "shape": shape, "ratios": best_first},
         {"kind": "scaling", "name": "encoder", "title": "width", "shape": shape},
     ]
-    record = {"environment": {"device": "cpu", "threads": 3}, "results": results}
+    about = {"device": "cpu", "threads": 3, "processor": "Abacus", "instructions": "AVX3", "command": ["benchmarks"]}
+    record: dict[str, Any] = {"environment": about, "onednn": True, "results": results}
     folder = tmp_path / "benchmarks/records/some"
     folder.mkdir(parents=True)
     (folder / "benchmark.json").write_text(json.dumps(record))
     filled = readme.filled(TABLE.format("some"), tmp_path)
     rows = [line.split(" | ") for line in filled.splitlines() if "](benchmarks" in line]
     assert [row[1] for row in rows] == ["modernbert", "distilbert", "modernbert"]
-    assert rows[0][2:] == ["1.10×", "0.50×", "3 CPU cores |"] and "[encoder, training step](" in rows[0][0]
+    assert (
+        rows[0][2:] == ["1.10×", "0.50×", "Abacus, AVX3, 3 CPU cores, oneDNN |"]
+        and "[encoder, training step](" in rows[0][0]
+    )
     assert readme.filled(filled, tmp_path) == filled and filled.endswith("After.\n")
     with pytest.raises(ValueError, match=r"no benchmarks/records/other/benchmark\.json"):
         readme.filled(TABLE.format("other"), tmp_path)
+
+
+def test_every_kind_of_processor_has_a_row(tmp_path: Path) -> None:
+    """Those of one comparison together, whichever record they are from, but for whole runs and other devices."""
+    ratios = {"llama": {"speed": {"median": 1.5}}}
+
+    def record(
+        folder: str, kind: str = "train", shapes: tuple[str, ...] = ("decoder", "encoder"), **about: Any
+    ) -> None:
+        results = [
+            {"kind": kind, "name": name, "title": "training step", "shape": None, "ratios": ratios} for name in shapes
+        ]
+        about = {"device": "cpu", "threads": 2, "command": ["training.benchmark", "--no-onednn"]} | about
+        path = tmp_path / "benchmarks/records" / folder
+        path.mkdir(parents=True)
+        (path / "benchmark.json").write_text(json.dumps({"environment": about, "results": results}))
+
+    record("first")
+    record("second", shapes=("encoder",), processor="Abacus", command=["benchmarks"])
+    record("whole", kind="end-to-end")
+    record("card", device="a card")
+    assert [(row[0].partition("]")[0][1:], row[4]) for row in readme.processors(tmp_path)] == [
+        ("encoder, training step", "Abacus, 2 CPU cores, oneDNN"),
+        ("encoder, training step", "2 CPU cores, MKL, version 0.1"),
+        ("decoder, training step", "2 CPU cores, MKL, version 0.1"),
+    ]
 
 
 def test_what_was_not_run_on_a_gpu_is_said(tmp_path: Path) -> None:
