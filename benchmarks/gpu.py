@@ -14,7 +14,6 @@ To start, no more than torch and transformers are needed, so that what else is m
 import argparse
 import contextlib
 import functools
-import importlib.util
 import io
 import json
 import lzma
@@ -23,17 +22,17 @@ import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import tempfile
 import threading
 import time
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from hf_scratch_transformer.files import replacing, write_text
+from hf_scratch_transformer.files import write_text
+
+from .luggage import CORPORA, pack_corpus, pack_packages, unpack, unpack_packages
 
 if TYPE_CHECKING:
     from .steps import Step
@@ -45,25 +44,6 @@ RUNS = ROOT / "runs/gpu"  # of the steps, and what is unpacked
 MOST_BYTES = 20 * 2**20  # that travel
 MOST_SECONDS = 9 * 60.0  # of a step
 SAVING = 60.0  # seconds to save in, once a step is told to stop
-CORPORA = {
-    "tinyshakespeare": ("input.txt",),
-    "multi30k": tuple(f"{part}.{side}" for part in ("train", "val", "test_2016_flickr") for side in ("en", "de")),
-    "wikitext-2": tuple(f"wiki.{part}.tokens" for part in ("train", "valid", "test")),
-    "babymix": ("babymix_10M.txt.xz",),
-    "coarsewsd20": ("*/*.txt",),
-}
-# Best for text: literals by the four bits before them, no alignment.
-TEXT = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": 4, "lp": 0, "pb": 0, "dict_size": 2**26}]
-# What the steps import, and, of that, what machines with a GPU are often without: those are brought along.
-NEEDED = (
-    *("torch", "transformers", "accelerate", "datasets", "matplotlib", "numpy", "pydantic", "pytest", "rich"),
-    *("sacrebleu", "tokenizers", "tqdm", "yaml"),
-)
-WHEELS = (
-    *("annotated-types", "datasets", "dill", "multiprocess", "pydantic", "pydantic_core", "typing-inspection"),
-    "typing_extensions",
-)
-TARGET = ("--python-version", "3.12", "--implementation", "cp", "--platform", "manylinux_2_17_x86_64")
 PYTHON = sys.executable
 LAUNCH = (
     *(PYTHON, "-m", "accelerate.commands.launch", "--num_processes", "1", "--num_machines", "1"),
@@ -103,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
         arguments = parser.parse_intermixed_args(argv)
         if arguments.left is not None and not arguments.left > 0:
             raise ValueError(f"--left {arguments.left:g}: must be minutes above 0")
-        unpack_packages(arguments.luggage)
+        unpack_packages(arguments.luggage, RUNS)
         return {"prepare": prepare, "plan": plan, "run": run}[arguments.what](arguments)
     except (ValueError, OSError) as error:
         print(f"benchmarks.gpu: {' '.join(str(error).split())}", file=sys.stderr)
@@ -178,75 +158,6 @@ def prepare(arguments: argparse.Namespace, packages: bool = True) -> int:
         print(f"{path.stat().st_size / 2**20:8.2f} MiB  {path.name}")
     print(f"{sum(path.stat().st_size for path in files) / 2**20:8.2f} MiB  in {luggage}")
     return 0
-
-
-def pack_corpus(source: Path, target: Path) -> None:
-    """The files of a corpus that recipes read."""
-    files = [path for name in CORPORA[source.name] for path in sorted(source.glob(name))]
-    if len(files) < len(CORPORA[source.name]):
-        raise ValueError(f"--data: {source} must hold {', '.join(CORPORA[source.name])}")
-    pack(target, {str(path.relative_to(source.parent)): path.read_bytes() for path in files})
-
-
-def pack_packages(target: Path) -> None:
-    """Wheels of the versions in requirements.lock, for the machine with the GPU, unpacked."""
-    lock = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()
-    pinned = {line.partition("==")[0].lower().replace("_", "-"): line for line in lock if "==" in line}
-    wanted = [pinned[name.lower().replace("_", "-")] for name in WHEELS]
-    with replacing(target.with_suffix(".wheels")) as folder:
-        command = [PYTHON, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        done = subprocess.run([*command, "--only-binary=:all:", *TARGET, "--dest", str(folder), *wanted])
-        if done.returncode:
-            raise ValueError("packages: pip could not download them; with a network, try again")
-        contents: dict[str, bytes] = {}
-        for wheel in folder.glob("*.whl"):
-            with zipfile.ZipFile(wheel) as archive:
-                contents |= {f"packages/{name}": archive.read(name) for name in archive.namelist() if name[-1] != "/"}
-        pack(target, contents)
-    shutil.rmtree(target.with_suffix(".wheels"))
-
-
-def pack(target: Path, contents: dict[str, bytes]) -> None:
-    """An archive of files, by their names in it."""
-    print(f"packing {target.name} ...", file=sys.stderr)
-    with (
-        replacing(target) as temporary,
-        lzma.open(temporary, "wb", filters=TEXT) as compressed,
-        tarfile.open(fileobj=compressed, mode="w") as archive,
-    ):
-        for name, content in contents.items():
-            entry = tarfile.TarInfo(name)
-            entry.size = len(content)
-            archive.addfile(entry, io.BytesIO(content))
-
-
-def unpack(archive: Path, folder: Path, name: str) -> None:
-    """What an archive holds, as `folder/name`, unless it is there."""
-    if archive.exists() and not (folder / name).exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            with replacing(folder / name) as temporary, tarfile.open(archive) as opened:
-                opened.extractall(temporary.parent, filter="data")
-        except (EOFError, tarfile.TarError, lzma.LZMAError) as error:
-            raise ValueError(f"{archive} is damaged ({error}): remove it and prepare it again") from error
-
-
-def unpack_packages(luggage: Path) -> None:
-    """Make importable what is not installed and was brought along.
-
-    Raises ValueError, naming what is still missing.
-    """
-    if missing(NEEDED):
-        unpack(luggage / "packages.tar.xz", RUNS, "packages")
-        sys.path.insert(0, str(RUNS / "packages"))
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(RUNS / "packages"), os.environ.get("PYTHONPATH")]))
-        importlib.invalidate_caches()
-    if absent := missing(NEEDED):
-        raise ValueError(f"not installed: {', '.join(absent)}; `prepare` brings {', '.join(WHEELS)}, for Python 3.12")
-
-
-def missing(names: Sequence[str]) -> list[str]:
-    return [name for name in names if importlib.util.find_spec(name) is None]
 
 
 # --- The plan ---------------------------------------------------------------------------------------------------------
@@ -390,7 +301,7 @@ def execute(words: Sequence[str], seconds: float, is_enough: Callable[[], bool] 
     environment = os.environ | {"PYTHONUNBUFFERED": "1", "KINETO_LOG_LEVEL": "99"}
     printed: list[str] = []
     with subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, process_group=0
     ) as process:
         assert process.stdout is not None
 

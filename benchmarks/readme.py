@@ -129,13 +129,14 @@ def steps(root: Path) -> Iterator[list[str]]:
         if record is None:
             yield [step.shows, goals, "not run"]
             continue
-        figures = {name: value for name, value in record["figures"].items() if name in SHOWN and record["is_complete"]}
-        values = "<br>".join(f"{name} {value:.4g}" for name, value in figures.items() if isinstance(value, int | float))
+        figures = record["figures"].items() if record["is_complete"] else ()
+        values = "<br>".join(f"{name} {told(value)}" for name, value in figures if isinstance(value, str | int | float))
         about = record["environment"]["device"] + ("" if record["is_complete"] else ", not complete")
         yield [f"[{step.shows}]({RECORDS}/gpu/{step.name}.json)", goals, f"{values or '-'}<br>({about})"]
 
 
-SHOWN = {goal.figure for step in STEPS.values() for goal in step.goals}
+def told(value: str | float) -> str:
+    return value if isinstance(value, str) else f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
 
 
 def cards(root: Path) -> Iterator[tuple[str, dict[str, str]]]:

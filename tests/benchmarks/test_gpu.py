@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import gpu, steps
+from benchmarks import gpu, luggage, steps
 from benchmarks.steps import STEPS, Goal, Step
 from training import metrics
 
@@ -103,19 +103,18 @@ def test_what_does_not_fit_is_left_for_another_time(
     assert {"packages.tar.xz", "commit", "tinyshakespeare.tar.xz"} <= there and "wikitext-2.tar.xz" not in there
     assert "left out" in printed and "wikitext2" in printed and "MiB  in " in printed
     assert gpu.main([*arguments, "wikitext2"]) == 2
-    gpu.unpack(tmp_path / "luggage/tinyshakespeare.tar.xz", tmp_path / "data", "tinyshakespeare")
+    luggage.unpack(tmp_path / "luggage/tinyshakespeare.tar.xz", tmp_path / "data", "tinyshakespeare")
     assert (tmp_path / "data/tinyshakespeare/input.txt").read_bytes() == bytes(range(256)) * 4
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(gpu, "NEEDED", ("torch", "not_here"))
-    monkeypatch.setattr(gpu, "RUNS", tmp_path)
+    monkeypatch.setattr(luggage, "NEEDED", ("torch", "not_here"))
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("PYTHONPATH", "")
     with pytest.raises(ValueError, match="not installed: not_here"):
-        gpu.unpack_packages(tmp_path)
-    gpu.pack(tmp_path / "packages.tar.xz", {"packages/not_here.py": b"brought = True\n"})
-    gpu.unpack_packages(tmp_path)
+        luggage.unpack_packages(tmp_path, tmp_path)
+    luggage.pack(tmp_path / "packages.tar.xz", {"packages/not_here.py": b"brought = True\n"})
+    luggage.unpack_packages(tmp_path, tmp_path)
     assert str(tmp_path / "packages") in sys.path
 
 
