@@ -12,7 +12,7 @@ import gc
 import inspect
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -309,11 +309,11 @@ class _Tracer(TorchDispatchMode):
     def _count(self, operation: Any, args: Any, kwargs: Any, out: Any) -> None:
         count = 0
         if operation is FUSED_ATTENTION:
-            query, key, value = (tensor.shape for tensor in args[:3])
+            query, key, value = self._repeated(tensor.shape for tensor in args[:3])
             count = sdpa_flop_count(query, key, value)
             self._scores((*query[:3], key[2]))
         elif operation is aten._scaled_dot_product_flash_attention_for_cpu_backward:
-            count = sdpa_backward_flop_count(*(tensor.shape for tensor in args[:4]))
+            count = sdpa_backward_flop_count(*self._repeated(tensor.shape for tensor in args[:4]))
         elif operation in flop_registry:
             count = flop_registry[operation](*args, **kwargs, out_val=out)
         elif operation in (aten._softmax, aten._safe_softmax):
@@ -321,6 +321,11 @@ class _Tracer(TorchDispatchMode):
         self.flops += count
         if self.stack:
             self.stack[-1].flops += count
+
+    def _repeated(self, shapes: Iterable[Sequence[int]]) -> list[tuple[int, ...]]:
+        """Shapes (B, H, T, d) with as many heads as the first has: the counters of torch 2.11 know no groups."""
+        first, *others = shapes
+        return [tuple(first), *((shape[0], first[1], *shape[2:]) for shape in others)]
 
     def _scores(self, shape: Sequence[int]) -> None:
         if self.stack and len(shape) == 4:
