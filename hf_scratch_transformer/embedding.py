@@ -1,5 +1,6 @@
 """Texts as vectors, at the cost of their own tokens rather than of the longest text's."""
 
+import inspect
 import sys
 from collections.abc import Iterator, Sequence
 
@@ -17,7 +18,7 @@ BATCH_TOKENS = 4096
 def sentence_embeddings(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    texts: Sequence[str],
+    texts: str | Sequence[str],
     batch_tokens: int = BATCH_TOKENS,
     normalize: bool = False,
 ) -> Tensor:
@@ -25,15 +26,19 @@ def sentence_embeddings(
 
     Args:
         model: an encoder or a decoder without head. A text is cut to what it can take.
+        texts: several, or one.
         batch_tokens: padded tokens at a time; texts of like length go together.
         normalize: to length 1, so that products are cosines.
 
     Returns:
-        (texts, D) in single precision, on the model's device.
+        (texts, D) in single precision, on the model's device; (D,) for one text alone.
 
     Raises:
-        ValueError: a text without tokens has no mean; or `batch_tokens` is below 1.
+        ValueError: a text without tokens has no mean; the model has a head, or translates; `batch_tokens` is below 1.
     """
+    check_is_encoder(model)
+    if isinstance(texts, str):
+        return sentence_embeddings(model, tokenizer, [texts], batch_tokens, normalize)[0]
     limit = longest_input(model, tokenizer)
     if not texts:  # of which tokenizers make an error
         return torch.empty(0, model.config.hidden_size, device=model.device)
@@ -43,6 +48,15 @@ def sentence_embeddings(
             raise ValueError(f"texts[{row}]={texts[row]!r} has no tokens")
     vectors = mean_vectors(model, encoded, batch_tokens)
     return torch.nn.functional.normalize(vectors, dim=-1) if normalize else vectors
+
+
+def check_is_encoder(model: PreTrainedModel) -> None:
+    """Raise a ValueError that says what to give in place of a model which has no one state for each token."""
+    name, without_head = type(model).__name__, model.base_model
+    if "decoder_input_ids" in inspect.signature(without_head.forward).parameters:
+        raise ValueError(f"model: {name} reads and writes; give the half that reads, model.get_encoder()")
+    if without_head is not model:
+        raise ValueError(f"model: {name} has a head; give what is below it, model.base_model")
 
 
 @torch.inference_mode()

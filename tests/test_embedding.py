@@ -4,7 +4,13 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from hf_scratch_transformer import ScratchDecoderModel, ScratchEncoderModel
+from hf_scratch_transformer import (
+    ScratchDecoderForCausalLM,
+    ScratchDecoderModel,
+    ScratchEncoderModel,
+    ScratchSeq2SeqForConditionalGeneration,
+    ScratchSeq2SeqModel,
+)
 from hf_scratch_transformer.embedding import batches_by_length, sentence_embeddings
 from hf_scratch_transformer.tokenization import config_fields, train_tokenizer
 from tests import tiny
@@ -28,6 +34,28 @@ def test_vectors_are_means_of_each_text_alone(model_class, batch_tokens: int, to
         torch.testing.assert_close(vector, alone, atol=1e-5, rtol=1e-5)
     unit = sentence_embeddings(model, tokenizer, TEXTS, batch_tokens, normalize=True)
     torch.testing.assert_close(unit, vectors / vectors.norm(dim=1, keepdim=True))
+
+
+def test_one_text_is_no_sequence_of_characters(tokenizer) -> None:
+    model = tiny.model(ScratchEncoderModel, **config_fields(tokenizer, "encoder"))
+    (vector,) = sentence_embeddings(model, tokenizer, [TEXTS[1]], normalize=True)
+    assert torch.equal(sentence_embeddings(model, tokenizer, TEXTS[1], normalize=True), vector)
+
+
+@pytest.mark.parametrize(
+    ("model_class", "message"),
+    [
+        (ScratchDecoderForCausalLM, "ScratchDecoderForCausalLM has a head; give what is below it, model.base_model"),
+        (ScratchSeq2SeqModel, r"ScratchSeq2SeqModel reads and writes; give the half that reads, model.get_encoder\(\)"),
+        (ScratchSeq2SeqForConditionalGeneration, r"reads and writes; .* model.get_encoder\(\)"),
+    ],
+)
+def test_a_model_without_a_state_for_each_token_is_named(model_class, message: str, tokenizer) -> None:
+    model = tiny.model(model_class, vocab_size=90)
+    with pytest.raises(ValueError, match=message):
+        sentence_embeddings(model, tokenizer, TEXTS)
+    other = model.get_encoder() if model.config.is_encoder_decoder else model.base_model
+    assert sentence_embeddings(other, tokenizer, TEXTS).shape == (len(TEXTS), 32)
 
 
 def test_a_long_text_is_cut(tokenizer) -> None:
