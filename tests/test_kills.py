@@ -1,4 +1,4 @@
-"""Runs killed at random moments: whatever the moment and whoever is killed, `--resume` gives the run that never stopped.
+"""Runs killed at any moment, whoever is killed: `--resume` gives the run that never stopped, bit for bit.
 
 python -m pytest -m slow -s tests/test_kills.py
 """
