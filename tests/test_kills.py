@@ -22,9 +22,9 @@ ROOT = Path(__file__).parent.parent
 KILLS = 20
 LAUNCHERS = {
     "torchrun": ["torch.distributed.run", "--standalone", "--nproc_per_node", "2"],
-    "accelerate launch": ["accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1"]
+    "accelerate launch": ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
     + ["--mixed_precision", "no", "--dynamo_backend", "no"],
-}
+}  # without a GPU over gloo
 
 # Runs in forks of a process that has imported everything. Each phase begins where its function is called; how long it
 # takes is measured in a first, whole run.
@@ -164,7 +164,7 @@ def test_processes_under_a_launcher_are_killed(launcher, recipe, tmp_path):
             wait_until_it_trains(process, output)
             time.sleep(draw.uniform(0, 0.4))
         them = family(process)
-        for victim in (them, them[:1], them[1:][-1:])[number % 3]:
+        for victim in (them, them[:1], them[-1:])[number % 3]:
             victim.kill()
         process.wait()
         gone, left = psutil.wait_procs(them, timeout=120)
