@@ -174,7 +174,13 @@ def test_a_damaged_old_checkpoint_is_set_aside_and_the_run_goes_on(tmp_path, cap
 
 def test_the_best_checkpoint_is_verified_before_it_becomes_the_model(tmp_path, capsys):
     # So high a learning rate that the first evaluation is the best.
-    options = {"final_weights": "best", "learning_rate": 3.0, "matrix_learning_rate": 3.0, "max_steps": 4}
+    options = {
+        "final_weights": "best",
+        "learning_rate": 3.0,
+        "matrix_learning_rate": 3.0,
+        "max_steps": 4,
+        "schedule": "constant",
+    }
     recipe = tiny_runs.write_recipe(tmp_path, optimisation=options, evaluation={"every_steps": 1})
     assert tiny_runs.run(recipe, tmp_path / "run") == 0
     (best,) = store(tmp_path / "run" / "checkpoints").by_score()
