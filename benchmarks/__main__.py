@@ -27,7 +27,7 @@ import torch
 import transformers
 from rich.console import Console
 
-from training.run import environment
+from training.folder import environment
 
 from .comparisons import KINDS, LIMITS, compare_end_to_end
 from .contenders import Options

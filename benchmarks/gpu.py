@@ -242,7 +242,7 @@ def run_step(step: "Step", data: Path, runs: Path, records: Path, execute: Execu
     """Run the commands of a step, no longer than so many seconds in all, beside saving, and write its record."""
     import torch
 
-    from training.run import environment
+    from training.folder import environment
 
     from .steps import figures, outcome
 

@@ -26,7 +26,7 @@ from training.corpus import FAMILIES, Sequences
 from training.objectives import OBJECTIVES, Batch
 from training.optimisation import autocasts
 from training.recipe import parse
-from training.run import open_folder, open_tokenizer, prepare
+from training.run import open_tokenizer, prepare
 
 from .contenders import Contender, Options, count_tokens
 from .peers import NATIVES, OURS, count_parameters, match_parameters
@@ -56,7 +56,7 @@ class RecipeRun(Contender):
         recipe, device = self.recipe, self.options.device
         self.bf16 = autocasts(recipe.optimisation.precision, device.type)
         accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision="bf16" if self.bf16 else "no")
-        open_folder(recipe, accelerator)
+        self.folder.mkdir(parents=True, exist_ok=True)
         tokenizer = open_tokenizer(recipe, self.folder, accelerator)
         objective: Any = OBJECTIVES[recipe.objective](recipe, tokenizer)
         self.run = prepare(recipe, accelerator, None, objective, self.folder, time.monotonic())
@@ -110,7 +110,7 @@ class TrainerRun(Contender):
     def build(self) -> None:
         run, recipe = self.ours.run, self.ours.recipe
         config, tokenizer = run.eval_model.config, run.objective.tokenizer
-        corpus = next(iter(run.parts(0, 0)))
+        _, corpus = next(iter(run.parts(0, 0)))
         window, of_target = recipe.data.window, self.native.family == "seq2seq"
         if of_target:
             rows = Rows(input_ids=unjoined(corpus.columns["source"]), labels=unjoined(corpus.columns["target"]))

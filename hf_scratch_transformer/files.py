@@ -1,5 +1,6 @@
 """Files and folders that are written whole or not at all."""
 
+import glob
 import os
 import shutil
 import tempfile
@@ -41,9 +42,15 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
+def sweep(path: Path) -> None:
+    """Delete what `replacing` left beside a path when the process was killed in it."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.{'[a-z0-9_]' * 8}"):
+        shutil.rmtree(left)
+
+
 def remove(path: Path) -> None:
-    """Delete a file or a folder that may not be there."""
-    if path.is_dir():
+    """Delete a file, a folder or a link, which may not be there."""
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)

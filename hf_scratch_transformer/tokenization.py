@@ -35,6 +35,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 from transformers.tokenization_utils_base import LARGE_INTEGER
 
+LONGEST_WORD = 1000  # bytes, for the trainer of byte_bpe
+
 Family = Literal["encoder", "decoder", "seq2seq"]
 Algorithm = Literal["byte_bpe", "wordpiece", "char"]
 
@@ -149,8 +151,12 @@ def train_tokenizer(
         "special_tokens": special_tokens,
     }
     if algorithm == "byte_bpe":
+        # A merge costs the trainer the length of each word it is in: words without an end are cut, but only for it.
+        words = tokenizer.pre_tokenizer
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.FixedLength(length=LONGEST_WORD)])
         bytes_first = trainers.BpeTrainer(initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), **options)
         tokenizer.train_from_iterator(_checked(corpus), bytes_first)
+        tokenizer.pre_tokenizer = words
     elif algorithm == "char":
         every_one = trainers.WordLevelTrainer(**options | {"vocab_size": sys.maxunicode, "min_frequency": 1})
         tokenizer.train_from_iterator(_checked(corpus), every_one)

@@ -1,6 +1,7 @@
 """Checkpoints: complete or absent, damage is found, the last good one is never lost."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -33,9 +34,9 @@ def test_the_last_and_the_best_are_kept(tmp_path):
     for step, score in {1: 3.0, 2: 1.0, 3: None, 4: 2.0, 5: None}.items():
         save(where, step, score)
     assert names(where) == ["step-00000002", "step-00000004", "step-00000005"]
-    assert where.best().name == "step-00000002"
-    newest, errors = where.newest()
-    assert newest.name == "step-00000005" and not errors
+    assert where.by_score()[0].name == "step-00000002"
+    (newest,), damaged = where.sound(where.complete(), 1)
+    assert newest.name == "step-00000005" and not damaged
     assert checkpoints.read_state(newest)["step"] == 5
     assert checkpoints.read_tensors(newest, "model.safetensors")["weight"][0, 0] == 5
 
@@ -54,12 +55,13 @@ def test_a_damaged_checkpoint_is_found_and_the_one_before_is_used(damage, tmp_pa
         file.write_bytes(content[:-8])
     else:
         file.unlink()
-    newest, errors = where.newest()
+    (newest,), damaged = where.sound(where.complete(), 1)
     assert newest.name == "step-00000001"
-    assert len(errors) == 1 and "step-00000002" in errors[0]
+    assert [path.name for path in damaged] == ["step-00000002"] and "step-00000002" in damaged[file.parent]
+    where.set_aside(damaged)
     assert names(where) == ["damaged-step-00000002", "step-00000001"]
     save(where, 2)  # the step is done again
-    assert where.newest()[0].name == "step-00000002"
+    assert where.sound(where.complete(), 1)[0] == [tmp_path / "step-00000002"]
 
 
 @pytest.mark.parametrize("moment", ["save_file", "_sha256", "_flush", "replace", "verify"])
@@ -94,7 +96,8 @@ def test_a_kill_while_saving_leaves_the_last_good_one(tmp_path, monkeypatch):
         with monkeypatch.context() as patch, pytest.raises(Killed):
             patch.setattr(checkpoints, moment, die)
             save(where, 2)
-        assert where.newest()[0].name == "step-00000001"
+        assert where.sound(where.complete(), 1)[0] == [tmp_path / "step-00000001"]
+        where.sweep()
     save(where, 2)
     assert names(where) == ["step-00000001", "step-00000002"]
 
@@ -138,20 +141,66 @@ def test_weights_of_another_model_are_refused(tmp_path):
         checkpoints.load_weights(one, checkpoints.weights(other))
 
 
+def damage(path):
+    """Flip one bit."""
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 4
+    path.write_bytes(content)
+
+
 def test_a_run_with_a_damaged_checkpoint_goes_on_from_the_one_before(tmp_path, capsys):
     recipe = tiny_runs.write_recipe(tmp_path, checkpoints={"every_steps": 4})
     assert tiny_runs.run(recipe, tmp_path / "run") == 0
     whole = tiny_runs.weights(tmp_path / "run")
     newest = max((tmp_path / "run" / "checkpoints").glob("step-*"))
-    with open(newest / "optimizer.safetensors", "r+b") as file:
-        file.seek(-3, os.SEEK_END)
-        byte = file.read(1)
-        file.seek(-3, os.SEEK_END)
-        file.write(bytes([byte[0] ^ 4]))
+    damage(newest / "optimizer.safetensors")
     assert tiny_runs.run(recipe, tmp_path / "run", "--resume") == 0
     message = capsys.readouterr().err
     assert f"{newest.name}: optimizer.safetensors is damaged" in message and "step-00000010" in message
     assert all(torch.equal(tensor, whole[name]) for name, tensor in tiny_runs.weights(tmp_path / "run").items())
+
+
+def test_a_damaged_old_checkpoint_is_set_aside_and_the_run_goes_on(tmp_path, capsys):
+    """Its state was read at every save, to find the best."""
+    recipe = tiny_runs.write_recipe(tmp_path, optimisation={"max_steps": 8})
+    assert tiny_runs.run(recipe, tmp_path / "run") == 0
+    oldest = min((tmp_path / "run" / "checkpoints").glob("step-*"))
+    (oldest / "state.json").write_text('{"state": {"st', encoding="utf-8")
+    words = ["--resume", "--force", "--optimisation.max_steps", "16"]
+    assert tiny_runs.run(recipe, tmp_path / "run", *words) == 0
+    assert f"{oldest}: state.json cannot be read" in capsys.readouterr().err
+    assert oldest.with_name(f"damaged-{oldest.name}").is_dir()
+
+
+def test_the_best_checkpoint_is_verified_before_it_becomes_the_model(tmp_path, capsys):
+    # So high a learning rate that the first evaluation is the best.
+    options = {
+        "final_weights": "best",
+        "learning_rate": 3.0,
+        "matrix_learning_rate": 3.0,
+        "max_steps": 4,
+        "schedule": "constant",
+    }
+    recipe = tiny_runs.write_recipe(tmp_path, optimisation=options, evaluation={"every_steps": 1})
+    assert tiny_runs.run(recipe, tmp_path / "run") == 0
+    (best,) = store(tmp_path / "run" / "checkpoints").by_score()
+    assert best.name == "step-00000001"
+    before = tiny_runs.weights(tmp_path / "run")
+    damage(best / "model.safetensors")
+    assert tiny_runs.run(recipe, tmp_path / "run", "--resume") == 1
+    message = capsys.readouterr().err
+    assert f"{best}: model.safetensors is damaged" in message
+    assert "training: optimisation.final_weights: no sound checkpoint is left for best" in message
+    assert all(torch.equal(tensor, before[name]) for name, tensor in tiny_runs.weights(tmp_path / "run").items())
+
+
+def test_copies_of_checkpoints_are_neither_read_nor_deleted(tmp_path):
+    where = store(tmp_path, keep_last=1)
+    save(where, 1)
+    shutil.copytree(tmp_path / "step-00000001", tmp_path / "step-00000001.bak")
+    save(where, 2)
+    assert names(where) == ["step-00000001.bak", "step-00000002"]
+    assert [path.name for path in where.complete()] == ["step-00000002"]
 
 
 @pytest.fixture
@@ -184,11 +233,11 @@ def test_a_full_disk_is_one_line_and_the_last_checkpoint_stays(tmp_path, mount):
     assert not list(where.folder.glob(".*"))
 
 
-@pytest.mark.parametrize(("kilobytes", "code"), [(4, 2), (16, 1), (28, 1)])
-def test_a_disk_that_is_full_before_training_is_one_line(kilobytes, code, tmp_path, mount, capsys):
+@pytest.mark.parametrize("kilobytes", [4, 16, 28])
+def test_a_disk_that_is_full_before_training_is_one_line(kilobytes, tmp_path, mount, capsys):
     """While the run's folder is opened, while the tokenizer is written, and after it."""
     disk = mount(f"size={kilobytes}k")
-    assert tiny_runs.run(tiny_runs.write_recipe(tmp_path), disk / "run") == code
+    assert tiny_runs.run(tiny_runs.write_recipe(tmp_path), disk / "run") == 1
     assert "No space left on device" in capsys.readouterr().err.strip().split("\n")[-1]
     assert not list(disk.glob("**/.*"))
 

@@ -1,13 +1,14 @@
 """What is measured, and what follows from it: the best checkpoint, a lower learning rate, the end of the run."""
 
-from types import SimpleNamespace
+import json
+from types import MethodType, SimpleNamespace
 
 import pytest
 
 from tests import tiny_runs
 from training import evaluation, metrics
-from training.recipe import Checkpoints, Evaluation, Optimisation
-from training.run import State, TrainingError
+from training.recipe import SCORES, Checkpoints, Evaluation, Optimisation
+from training.run import Run, State
 
 
 def judged(losses, patience=2, keep_best=1, early_stopping=3, metric="loss"):
@@ -18,7 +19,9 @@ def judged(losses, patience=2, keep_best=1, early_stopping=3, metric="loss"):
         checkpoints=Checkpoints(keep_best=keep_best),
     )
     run = SimpleNamespace(recipe=recipe, state=State())
-    return [evaluation.judge(run, {metric: loss}) for loss in losses], run.state
+    run.finished = MethodType(Run.finished, run)
+    run.progress = lambda: 0.0
+    return [(evaluation.judge(run, {metric: loss}), bool(run.finished())) for loss in losses], run.state
 
 
 def test_only_progress_is_kept_as_the_best():
@@ -41,15 +44,57 @@ def test_patience_ends_the_run_or_reduces_the_learning_rate():
     assert (state.bad_evals, state.lr_reductions, state.plateau_evals) == (1, 1, 1)
 
 
-def test_a_metric_that_is_not_measured_is_named_with_those_that_are(tmp_path, capsys):
-    with pytest.raises(TrainingError, match="best_metric: 'bleu' is not measured; choose from loss"):
-        evaluation.judge(
-            SimpleNamespace(recipe=SimpleNamespace(evaluation=Evaluation(best_metric="bleu")), state=State()),
-            {"loss": 1.0},
-        )
-    recipe = tiny_runs.write_recipe(tmp_path, "causal_lm", evaluation={"best_metric": "bleu"})
-    assert tiny_runs.run(recipe, tmp_path / "run") == 1
-    assert "choose from loss, perplexity, bits_per_byte, word_perplexity" in capsys.readouterr().err
+def test_a_score_that_is_no_number_is_never_the_best():
+    results, state = judged([float("nan"), 3.0, float("nan"), 2.0], early_stopping=None)
+    assert results == [(None, False), (3.0, False), (None, False), (2.0, False)] and state.best_score == 2.0
+
+
+@pytest.mark.parametrize("objective", tiny_runs.OBJECTIVES)
+def test_what_may_be_the_best_metric_is_what_is_measured(objective, tmp_path, capsys):
+    recipe = tiny_runs.write_recipe(tmp_path, objective, optimisation={"max_steps": 1}, evaluation={"every_steps": 1})
+    assert tiny_runs.run(recipe, tmp_path / "run") == 0
+    (line,) = [line for line in metrics.read(tmp_path / "run" / "metrics.jsonl") if line["event"] == "evaluation"]
+    numbers = {name for name, value in line.items() if isinstance(value, float)} - {"seconds"}
+    assert numbers == {"loss", "perplexity", *SCORES[objective]}
+    assert tiny_runs.run(recipe, tmp_path / "other", "--evaluation.best_metric", "blue") == 2
+    assert "evaluation.best_metric: must be one of loss, perplexity, " in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
+
+
+def test_scores_that_are_not_measured_and_groups_that_are_not_there_are_refused_before_training(tmp_path, capsys):
+    recipe = tiny_runs.write_recipe(tmp_path)
+    for words, message in {
+        ("--evaluation.best_metric", "bleu", "--evaluation.generate_rows", "0"): "bleu is not measured with evaluation",
+        ("--evaluation.group_by", "kind"): "evaluation.group_by: test has no kind; its columns are ",
+    }.items():
+        assert tiny_runs.run(recipe, tmp_path / "run", *words) == 2
+        assert message in capsys.readouterr().err
+        assert not (tmp_path / "run").exists()
+    recipe = tiny_runs.write_recipe(
+        tmp_path, data={"splits": {"train": "train", "validation": "valid"}}, evaluation={"group_by": ["kind"]}
+    )
+    assert tiny_runs.run(recipe, tmp_path / "run") == 2
+    assert "evaluation.group_by: groups of test rows need data.splits.test" in capsys.readouterr().err
+    recipe = tiny_runs.write_recipe(tmp_path, "causal_lm", evaluation={"group_by": ["kind"]})
+    assert tiny_runs.run(recipe, tmp_path / "run") == 2
+    assert "evaluation.group_by: an option of translation, not of causal_lm" in capsys.readouterr().err
+
+
+def test_rows_are_grouped_by_a_column_that_is_called_like_a_text(tmp_path):
+    """`source` is what the objective reads, here from `en`; the column `source` says where a row is from."""
+    recipe = tiny_runs.write_recipe(
+        tmp_path,
+        data={"splits": {"train": "train", "test": "test.jsonl"}},
+        optimisation={"max_steps": 1},
+        evaluation={"every_steps": None, "group_by": ["source"]},
+    )
+    rows = [{"en": "one", "de": "eins", "source": "books"}, {"en": "two", "de": "zwei", "source": "news"}]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "corpus" / "test.jsonl").write_text(lines, encoding="utf-8")
+    assert tiny_runs.run(recipe, tmp_path / "run") == 0
+    *_, line = metrics.read(tmp_path / "run" / "metrics.jsonl")
+    groups = {group: scores["rows"] for group, scores in line["groups"]["source"].items()}
+    assert groups == {"any group": 2, "books": 1, "news": 1}
 
 
 def test_the_weights_that_are_measured_are_those_the_run_would_end_with(tmp_path):

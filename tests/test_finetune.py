@@ -1,6 +1,8 @@
 """Fine-tuning with the plain Trainer: what it is fed, what it leaves behind, what it refuses."""
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from hf_scratch_transformer.insight import senses
 from hf_scratch_transformer.tokenization import config_fields, train_tokenizer
 from tests import tiny
 from training import finetune
+from training.folder import claimed
 
 ROWS = [
     ("bank", "shore", "we sat on the bank of the river"),
@@ -68,6 +71,8 @@ def test_a_run_learns_and_leaves_a_complete_repository(recipe: Path, capsys: pyt
     assert f"test accuracy: {lines[-1]['accuracy']:.4g}" in capsys.readouterr().out
     check_complete(run / "model")
     assert "training.finetune" in (run / "model" / "README.md").read_text()
+    for published in (*card.iterdir(), *(run / "model").iterdir()):
+        assert str(recipe.parent).encode() not in published.read_bytes(), published
     assert {path.name for path in card.iterdir()} == {
         "README.md",
         "curves.png",
@@ -126,3 +131,49 @@ def test_a_sense_without_training_sentences_is_named(recipe: Path, capsys: pytes
         file.write("bat\ttest\tblink\t\twithout batting an eye he bat\n")
     assert finetune.main([str(recipe)]) == 2
     assert "the sense 'blink' of 'bat' is tested" in capsys.readouterr().err
+
+
+def test_a_seed_that_numpy_does_not_take_is_named(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert finetune.main([str(recipe), "--seed", str(2**32)]) == 2
+    message = "training.finetune: seed: must be a whole number, at least 0 and below 4294967296, got 4294967296\n"
+    assert capsys.readouterr().err == message
+
+
+def test_nothing_that_is_named_is_overwritten_and_a_second_run_is_refused(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = recipe.with_name("run")
+    run.mkdir()
+    kept = run / "recipe.yaml"
+    kept.write_text("# by hand\n" + recipe.read_text())
+    assert finetune.main([str(kept)]) == 2
+    assert "the recipe: " in (error := capsys.readouterr().err) and "keep it elsewhere" in error
+    assert kept.read_text().startswith("# by hand")
+    with claimed(run):
+        assert finetune.main([str(recipe)]) == 2
+    assert f"in use, a run of process {os.getpid()}" in capsys.readouterr().err
+
+
+def test_weights_that_are_not_finite_are_not_published(
+    recipe: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = finetune.Trainer.train
+
+    def poisoned(trainer: finetune.Trainer) -> None:
+        honest(trainer)
+        next(trainer.model.parameters()).data[0, 0] = float("nan")
+
+    monkeypatch.setattr(finetune.Trainer, "train", poisoned)
+    assert finetune.main([str(recipe), "--max_steps", "1"]) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("training.finetune: step 1: the norm of the weights is nan")
+    assert not (recipe.with_name("run") / "model").exists()
+
+
+def test_an_interrupt_is_one_line(
+    recipe: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finetune.senses, "read", lambda _: os.kill(os.getpid(), signal.SIGINT))
+    assert finetune.main([str(recipe)]) == 130
+    assert capsys.readouterr().err == "training.finetune: stopped by SIGINT\n"
+    assert not recipe.with_name("run").exists()

@@ -1,18 +1,20 @@
 """The loop: a run stopped at any moment and resumed is the run that never stopped, for all three objectives."""
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from tests import tiny_runs
-from training import loop, metrics
+from training import checkpoints, loop, metrics
+from training.objectives import Translation
 
 ROOT = Path(__file__).parent.parent
 
@@ -103,7 +105,10 @@ def test_a_second_signal_ends_at_once(monkeypatch):
     monkeypatch.setattr(os, "_exit", ends.append)
     with loop._Signals() as signals:
         os.kill(os.getpid(), signal.SIGTERM)
-        assert signals.number == signal.SIGTERM and not ends
+        assert signals.received() == signal.SIGTERM and not ends
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert not ends, "the same signal by way of a launcher"
+        signals.noted -= 3
         os.kill(os.getpid(), signal.SIGINT)
     assert ends == [130]
 
@@ -123,6 +128,124 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpo
     message = capsys.readouterr().err
     assert "step 6" in message and "batches" in message and "nan" in message
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000004"]
+
+
+@pytest.mark.parametrize("what", ["unwrapped_model", "ema_model"])
+@pytest.mark.parametrize("step", [7, 11])
+def test_weights_that_are_not_finite_are_neither_saved_nor_published(what, step, tmp_path, monkeypatch, capsys):
+    """Step 8 is saved and step 12 is the last: no gradient comes after them that would tell."""
+    recipe = tiny_runs.write_recipe(
+        tmp_path, optimisation={"final_weights": "ema"}, evaluation={"every_steps": None}, log_every=100
+    )
+    honest = loop._step
+
+    def poisoned(run, group):
+        norm = honest(run, group)
+        if run.state.step == step:
+            next(getattr(run, what).parameters()).data[0, 0] = float("inf")
+        return norm
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "_step", poisoned)
+        assert tiny_runs.run(recipe, tmp_path / "run") == 1
+    assert f"training: step {step + 1}: the norm of the weights is inf" in capsys.readouterr().err
+    newest = max(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert newest == ("step-00000004" if step == 7 else "step-00000008") and not (tmp_path / "run" / "model").exists()
+    assert tiny_runs.run(recipe, tmp_path / "run", "--resume") == 0
+
+
+def test_weights_that_were_saved_unsound_are_not_published(tmp_path, capsys):
+    """By a version that looked at gradients only."""
+    recipe = tiny_runs.write_recipe(tmp_path)
+    assert tiny_runs.run(recipe, tmp_path / "run") == 0
+    newest = max((tmp_path / "run" / "checkpoints").iterdir())
+    tensors = tiny_runs.load_file(newest / "model.safetensors")
+    next(iter(tensors.values())).view(-1)[0] = float("nan")
+    save_file(tensors, newest / "model.safetensors")
+    sums = json.loads((newest / checkpoints.MANIFEST).read_text())
+    sums["model.safetensors"] = checkpoints._sha256(newest / "model.safetensors")
+    (newest / checkpoints.MANIFEST).write_text(json.dumps(sums))
+    before = tiny_runs.weights(tmp_path / "run")
+    assert tiny_runs.run(recipe, tmp_path / "run", "--resume") == 1
+    assert "step 12: the norm of the weights is nan" in capsys.readouterr().err
+    assert all(torch.equal(tensor, before[name]) for name, tensor in tiny_runs.weights(tmp_path / "run").items())
+
+
+@pytest.mark.parametrize("step", [9, 11])
+def test_a_signal_in_an_evaluation_puts_it_off_until_the_run_is_resumed(step, tmp_path, monkeypatch):
+    """It may take longer than a launcher waits. At the last step there is nothing else left to do."""
+    recipe = tiny_runs.write_recipe(tmp_path, evaluation={"every_steps": 2, "early_stopping": 99})
+    assert tiny_runs.run(recipe, tmp_path / "whole") == 0
+    honest, texts = Translation.score, Translation.translate
+
+    def signalled(objective, model, batch):
+        if (tmp_path / "now").exists():
+            os.kill(os.getpid(), signal.SIGTERM)
+        return honest(objective, model, batch)
+
+    def marked(run, group):
+        if run.state.step == step:
+            (tmp_path / "now").touch()
+        return stepped(run, group)
+
+    stepped = loop._step
+    with monkeypatch.context() as patch:
+        patch.setattr(Translation, "score", signalled)
+        patch.setattr(Translation, "translate", lambda *words: texts(*words) if not (tmp_path / "now").exists() else [])
+        patch.setattr(loop, "_step", marked)
+        assert tiny_runs.run(recipe, tmp_path / "stopped") == 143
+    newest = max(path.name for path in (tmp_path / "stopped" / "checkpoints").iterdir())
+    assert newest == f"step-{step + 1:08d}-unmeasured"
+    assert tiny_runs.run(recipe, tmp_path / "stopped", "--resume") == 0
+    assert_same(tmp_path / "whole", tmp_path / "stopped")
+    evaluations = [
+        [(line["step"], line["loss"]) for line in metrics.read(run / "metrics.jsonl") if line["event"] == "evaluation"]
+        for run in (tmp_path / "whole", tmp_path / "stopped")
+    ]
+    assert evaluations[0] == evaluations[1]
+
+
+def test_a_launcher_that_is_gone_is_a_signal(tmp_path, monkeypatch):
+    recipe = tiny_runs.write_recipe(tmp_path)
+    honest = loop._step
+
+    def orphaned(run, group):
+        if run.state.step == 6:
+            patch.setattr(os, "getppid", lambda: 1)
+        return honest(run, group)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "_step", orphaned)
+        assert tiny_runs.run(recipe, tmp_path / "alone") == 0, "nobody launched it: a shell may well end before it"
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "_step", orphaned)
+        patch.setattr(loop, "PARENT", os.getppid())
+        patch.setenv("TORCHELASTIC_RUN_ID", "1")
+        assert tiny_runs.run(recipe, tmp_path / "run") == 143
+    assert max(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == "step-00000007"
+
+
+def test_parts_of_a_stream_without_a_usable_row_are_passed_over(tmp_path, monkeypatch, capsys):
+    recipe = tiny_runs.write_recipe(tmp_path, data={"streaming": True, "part_rows": 10})
+    for language in ("en", "de"):
+        path = tmp_path / "corpus" / f"train.{language}"
+        lines = path.read_text(encoding="utf-8").splitlines()
+        tiny_runs.write_lines(path, [""] * 10 + lines[:10] + [""] * 20 + lines[10:])
+    assert tiny_runs.run(recipe, tmp_path / "whole") == 0
+    message = capsys.readouterr().err
+    for part in (0, 2, 3):
+        assert message.count(f"part {part} of the stream is skipped: data.splits.train: no usable row (10 empty)") == 1
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        kill_at(patch, 9)
+        tiny_runs.run(recipe, tmp_path / "killed")
+    assert tiny_runs.run(recipe, tmp_path / "killed", "--resume") == 0
+    assert_same(tmp_path / "whole", tmp_path / "killed")
+    empty = tiny_runs.write_lines
+    for language in ("en", "de"):
+        empty(tmp_path / "corpus" / f"train.{language}", [""] * 30)
+    words = ["--tokenizer.path", str(tmp_path / "whole" / "tokenizer")]
+    assert tiny_runs.run(recipe, tmp_path / "none", *words) == 2
+    assert "data.splits.train: there is nothing to predict" in capsys.readouterr().err
 
 
 def test_accumulation_over_real_targets_equals_one_large_batch(tmp_path):
@@ -194,37 +317,3 @@ def test_two_machines_give_the_losses_of_one(words, tmp_path):
     assert ("spread over 2 processes" in messages[0]) == ("--use_fsdp" in words)
     one, two = tiny_runs.losses(tmp_path / "one"), tiny_runs.losses(tmp_path / "two")
     assert one.keys() == two.keys() and max(abs(one[step] - two[step]) for step in one) < 1e-5
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("objective", tiny_runs.OBJECTIVES)
-def test_twenty_kills_at_random_moments(objective, tmp_path):
-    """SIGKILL from outside, inside steps and inside saves, since the run does little else."""
-    recipe = tiny_runs.write_recipe(
-        tmp_path,
-        objective,
-        optimisation={"max_steps": 150, "accumulation": 2},
-        checkpoints={"every_steps": 1},
-        evaluation={"every_steps": None},
-        data={"workers": 1},
-    )
-    command = [sys.executable, "-m", "training", str(recipe), "--output_dir"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run([*command, str(tmp_path / "whole")], cwd=ROOT, env=environment, check=True, capture_output=True)
-    draw, kills = torch.Generator().manual_seed(0), 0
-    log = tmp_path / "killed" / "metrics.jsonl"
-    while kills < 20:
-        size = log.stat().st_size if log.exists() else 0
-        words = ["--resume"] if kills else []
-        process = subprocess.Popen(
-            [*command, str(tmp_path / "killed"), *words], cwd=ROOT, env=environment, stderr=subprocess.DEVNULL
-        )
-        while process.poll() is None and (not log.exists() or log.stat().st_size == size):
-            time.sleep(0.01)  # until it trains
-        time.sleep(float(torch.rand((), generator=draw)) * 0.3)
-        assert process.poll() is None, "the run is too short for so many kills"
-        process.kill()
-        process.wait()
-        kills += 1
-    subprocess.run([*command, str(tmp_path / "killed"), "--resume"], cwd=ROOT, env=environment, check=True)
-    assert_same(tmp_path / "whole", tmp_path / "killed")

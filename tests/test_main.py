@@ -1,8 +1,10 @@
 """The command line of `python -m training`."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,28 @@ def test_the_process_ends_with_the_code_and_no_traceback(recipe):
     done = subprocess.run([sys.executable, "-m", "training", recipe, *words], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2 and not done.stdout
     assert done.stderr.splitlines()[0] == f"training: {recipe}: 1 problem(s)" and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("seconds", [0.5, 2.0])
+def test_an_interrupt_while_importing_is_one_line(seconds, recipe):
+    command = [sys.executable, "-m", "training", recipe]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        time.sleep(seconds)
+        process.send_signal(signal.SIGINT)
+        assert process.communicate()[1] == "training: stopped by SIGINT\n"
+    assert process.returncode == 130
+
+
+@pytest.mark.parametrize(
+    "moment", ["corpus.make_tokenizer", "run.prepare", "evaluation.test", "publication.save_model"]
+)
+def test_an_interrupt_before_and_after_training_is_one_line(moment, recipe, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(f"training.{moment}", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    words = ["--optimisation.max_steps", "1"]
+    assert tiny_runs.run(recipe, tmp_path / "run", *words) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "training: stopped by SIGINT"
+    monkeypatch.undo()
+    assert tiny_runs.run(recipe, tmp_path / "run", *words, "--resume") == 0
 
 
 def test_overwrite_replaces_the_folder_that_is_named_and_no_other(recipe, tmp_path):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests import tiny_runs
-from training import checkpoints
+from training import checkpoints, metrics
 from training.run import RENAMED, State
 
 ROOT = Path(__file__).parent.parent
@@ -49,7 +49,8 @@ def test_importing_training_runs_no_command_line_and_draws_no_picture():
 def test_a_run_is_not_overwritten_unasked(recipe, tmp_path, capsys):
     output = tmp_path / "run"
     (output / "corpus").mkdir(parents=True)
-    (output / "metrics.jsonl").write_text("", encoding="utf-8")
+    for name in ("recipe.yaml", "metrics.jsonl"):
+        (output / name).write_text("", encoding="utf-8")
     assert tiny_runs.run(recipe, output) == 2
     assert "--resume goes on, --overwrite replaces it" in capsys.readouterr().err
     assert tiny_runs.run(recipe, output, "--overwrite", "--optimisation.max_steps", "1") == 0
@@ -58,8 +59,9 @@ def test_a_run_is_not_overwritten_unasked(recipe, tmp_path, capsys):
 
 def test_a_run_that_never_started_is_not_in_the_way(recipe, tmp_path):
     output = tmp_path / "run"
-    assert tiny_runs.run(recipe, output, "--tokenizer.path", str(tmp_path / "nowhere")) == 2
-    assert (output / "recipe.yaml").exists()
+    output.mkdir()
+    for name in ("recipe.yaml", "environment.json"):
+        (output / name).write_text("{}", encoding="utf-8")
     assert tiny_runs.run(recipe, output, "--optimisation.max_steps", "1") == 0
 
 
@@ -115,6 +117,7 @@ def test_a_run_of_version_0_1_is_resumed_as_if_it_had_never_stopped(tmp_path):
     record = checkpoints.read_state(newest)
     older = {name: old for old, name in RENAMED.items()}
     record["state"] = {older.get(name, name): value for name, value in record["state"].items()}
+    assert not record["state"].pop("unmeasured")
     assert record["state"].keys() == STATE_OF_0_1.keys() and record["state"]["averaged"] == 8
     text = json.dumps(record, indent=1)
     (newest / "state.json").write_text(text, encoding="utf-8")
@@ -134,6 +137,61 @@ def test_what_a_kill_left_half_written_is_cleared_away_on_resuming(recipe, tmp_p
     (half / "model.safetensors").write_bytes(b"half")
     assert tiny_runs.run(recipe, tmp_path / "run", "--optimisation.max_steps", "4", "--resume") == 0
     assert not half.exists()
+
+
+def test_nothing_is_written_before_all_checks_have_passed(recipe, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    output = tmp_path / "run"
+    refused = {
+        "--tokenizer.path": tmp_path / "nowhere",
+        "--data.path": tmp_path / "nowhere",
+        "--model.vocab_size": 7,
+        "--evaluation.group_by": "kind",
+    }
+    for key, value in refused.items():
+        assert tiny_runs.run(recipe, output, key, str(value)) == 2
+        assert not output.exists()
+    assert tiny_runs.run(recipe, output, "--optimisation.max_steps", "4") == 0
+    (output / "checkpoints" / ".step-00000001.abcdefgh").mkdir()
+    before = contents(output)
+    for key, value in refused.items():
+        assert tiny_runs.run(recipe, output, key, str(value), "--overwrite") == 2
+        assert contents(output) == before
+    assert tiny_runs.run(recipe, output, "--resume", "--seed", "7") == 1
+    assert contents(output) == before
+
+
+def contents(folder):
+    """Every file by its path, and when it was written."""
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+def test_a_run_that_is_finished_is_not_trained_on(tmp_path, capsys):
+    recipe = tiny_runs.write_recipe(
+        tmp_path,
+        optimisation={"max_steps": 1000, "learning_rate": 1e-12, "matrix_learning_rate": 1e-12},
+        evaluation={"every_steps": 2, "early_stopping": 2, "best_metric": "bleu", "generate_rows": 2},
+    )
+    output = tmp_path / "run"
+    assert tiny_runs.run(recipe, output) == 0
+    steps, before, lines = tiny_runs.losses(output), tiny_runs.weights(output), metrics.read(output / "metrics.jsonl")
+    assert tiny_runs.run(recipe, output, "--resume") == 0
+    assert "this run is finished (2 evaluations without progress)" in capsys.readouterr().err
+    assert tiny_runs.losses(output) == steps
+    assert [line["event"] for line in metrics.read(output / "metrics.jsonl")] == [line["event"] for line in lines]
+    assert all(torch.equal(tensor, before[name]) for name, tensor in tiny_runs.weights(output).items())
+
+
+def test_what_kills_left_half_written_goes_when_the_run_goes_on_or_is_replaced(recipe, tmp_path):
+    output, words = tmp_path / "run", ["--optimisation.max_steps", "1"]
+    assert tiny_runs.run(recipe, output, *words) == 0
+    for way in ("--resume", "--overwrite"):
+        left = [output / ".model.x8a9_b1c", output / ".tokenizer.aaaaaaaa", output / ".metrics.jsonl.bbbbbbbb"]
+        for folder in left:
+            folder.mkdir()
+        (output / ".model.notes").write_text("theirs", encoding="utf-8")
+        assert tiny_runs.run(recipe, output, *words, way) == 0
+        assert not any(folder.exists() for folder in left) and (output / ".model.notes").exists()
 
 
 def test_a_changed_run_is_not_resumed_unless_forced(tmp_path, capsys):

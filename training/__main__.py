@@ -8,22 +8,30 @@ cannot be used, 130 and 143 stopped by SIGINT and SIGTERM (saved; `--resume` goe
 all but 0, with a traceback of its own unless it is told `--quiet`; `python -m training` gives them as they are.
 """
 
+import contextlib
 import logging
 import os
 import shutil
+import signal
 import sys
+from pathlib import Path
 
-import torch
-import transformers
+try:  # takes seconds, in which one may think better of it
+    import torch
+    import transformers
 
-from hf_scratch_transformer.onednn import onednn_products
+    from hf_scratch_transformer.onednn import onednn_products
 
-from . import evaluation, loop
-from .checkpoints import CheckpointError
-from .publication import publish
-from .recipe import Recipe, parse
-from .run import Run, TrainingError, finish, open_run, resume
-from .sections import RecipeError, reference
+    from . import evaluation, loop
+    from .checkpoints import CheckpointError
+    from .folder import claimed
+    from .publication import publish
+    from .recipe import Recipe, parse
+    from .run import Interrupted, Run, TrainingError, finish, open_accelerator, open_run
+    from .sections import RecipeError, reference
+except KeyboardInterrupt:
+    print("training: stopped by SIGINT", file=sys.stderr, flush=True)
+    os._exit(128 + signal.SIGINT)
 
 # Runs with a process group, never freed: gloo's process group, once nothing refers to it, waits for its threads while
 # it holds the interpreter lock that these may be waiting for.
@@ -39,29 +47,31 @@ def main(arguments: list[str]) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     try:
-        train(parse(arguments))
+        train(parse(arguments), Path(arguments[0]))
     except RecipeError as error:
         return _complain(error, 2)
     except (TrainingError, CheckpointError, OSError) as error:
         return _complain(error, 1)
-    except loop.Interrupted as stop:
+    except Interrupted as stop:
         return _complain(stop, 128 + stop.number)
+    except KeyboardInterrupt:
+        return _complain(Interrupted(signal.SIGINT), 128 + signal.SIGINT)
     return 0
 
 
-def train(recipe: Recipe) -> None:
-    """A whole run, from its folder to the Hub."""
-    run = open_run(recipe)
-    if torch.distributed.is_initialized():
-        KEPT.append(run)
-    run.accelerator.init_trackers(run.folder.name)
-    if recipe.resume:
-        resume(run)
-    with onednn_products():
-        loop.train(run)
-        finish(run)
-        publish(run, evaluation.test(run))
-    run.accelerator.end_training()
+def train(recipe: Recipe, source: Path) -> None:
+    """A whole run of the recipe in the file `source`, from its folder to the Hub."""
+    accelerator = open_accelerator(recipe)
+    with claimed(Path(recipe.output_dir)) if accelerator.is_main_process else contextlib.nullcontext():
+        run = open_run(recipe, accelerator, source)
+        if torch.distributed.is_initialized():
+            KEPT.append(run)
+        accelerator.init_trackers(run.folder.name)
+        with onednn_products():
+            loop.train(run)
+            finish(run)
+            publish(run, evaluation.test(run))
+        accelerator.end_training()
 
 
 def _complain(error: BaseException, code: int) -> int:
@@ -81,6 +91,7 @@ if __name__ == "__main__":
     logging.captureWarnings(True)
     transformers.utils.logging.disable_progress_bar()
     code = main(sys.argv[1:])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing is left to stop
     if KEPT:  # the end of the interpreter would free them
         sys.stdout.flush()
         sys.stderr.flush()

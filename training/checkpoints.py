@@ -7,7 +7,9 @@ place and read back; only then may older ones go. A kill at any moment leaves th
 import hashlib
 import json
 import os
+import re
 import shutil
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -34,12 +36,16 @@ class Store:
     def __init__(self, folder: Path, spec: recipe.Checkpoints) -> None:
         self.folder, self.spec = folder, spec
 
-    def save(self, step: int, files: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> Path:
-        """Write the checkpoint of a step: one safetensors file per entry of `files`, and `state` as JSON. Once a step.
+    def save(
+        self, step: int, files: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any], suffix: str = ""
+    ) -> Path:
+        """Write the checkpoint of a step: one safetensors file per entry of `files`, and `state` as JSON.
+
+        Once a step and suffix: of two checkpoints of a step, that without a suffix is the later one.
 
         Raises CheckpointError, with nothing left half-written, when the disk is full or cannot be written.
         """
-        final = self.folder / f"step-{step:08d}"
+        final = self.folder / f"step-{step:08d}{suffix}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with replacing(final) as temporary:
@@ -62,39 +68,51 @@ class Store:
         return final
 
     def complete(self) -> list[Path]:
-        """Checkpoints that were renamed into place, newest first; not verified."""
-        return sorted(self.folder.glob("step-*"), reverse=True)
+        """Checkpoints that were renamed into place, newest first; not verified. Copies by other names are not ours."""
+        found = {path: re.fullmatch(r"step-(\d{8,})(-unmeasured)?", path.name) for path in self.folder.glob("step-*")}
+        keys = {path: (int(match[1]), match[2] is None) for path, match in found.items() if match}
+        return sorted(keys, key=lambda path: keys[path], reverse=True)
 
-    def newest(self) -> tuple[Path | None, list[str]]:
-        """The newest checkpoint that verifies, and what is wrong with newer ones, which are set aside.
-
-        What a kill left half-written is cleared away.
-        """
-        for path in self.folder.glob(".step-*"):
-            shutil.rmtree(path)
-        errors: list[str] = []
+    def by_score(self) -> list[Path]:
+        """Checkpoints that have an evaluation, best first; one whose state cannot be read is set aside."""
+        scores: dict[Path, float] = {}
         for path in self.complete():
             try:
-                verify(path)
-                return path, errors
+                if (score := read_state(path).get("score")) is not None:
+                    scores[path] = score
             except CheckpointError as error:
-                aside = path.with_name(f"damaged-{path.name}")
-                shutil.rmtree(aside, ignore_errors=True)
-                path.rename(aside)
-                errors.append(f"{error}; set aside as {aside.name}")
-        return None, errors
+                self.set_aside({path: str(error)})
+        return sorted(scores, key=lambda path: scores[path])
 
-    def best(self) -> Path | None:
-        """The checkpoint with the best evaluation, of those that have one."""
-        return next(iter(self._by_score()), None)
+    def sound(self, candidates: Iterable[Path], count: int) -> tuple[list[Path], dict[Path, str]]:
+        """The first so many of some checkpoints that verify, and what is wrong with others before them."""
+        found: list[Path] = []
+        damaged: dict[Path, str] = {}
+        for path in candidates:
+            if len(found) == count:
+                break
+            try:
+                verify(path)
+                found.append(path)
+            except CheckpointError as error:
+                damaged[path] = str(error)
+        return found, damaged
 
-    def _by_score(self) -> list[Path]:
-        scores = {path: read_state(path).get("score") for path in self.complete()}
-        scored = {path: score for path, score in scores.items() if score is not None}
-        return sorted(scored, key=lambda path: scored[path])
+    def set_aside(self, damaged: Mapping[Path, str]) -> None:
+        """Rename damaged checkpoints, so that they count no more, and say what is wrong with them."""
+        for path, error in damaged.items():
+            aside = path.with_name(f"damaged-{path.name}")
+            shutil.rmtree(aside, ignore_errors=True)
+            path.rename(aside)
+            print(f"{error}; set aside as {aside.name}", file=sys.stderr)
+
+    def sweep(self) -> None:
+        """Clear away what a kill left half-written or half-deleted."""
+        for path in self.folder.glob(".step-*"):
+            shutil.rmtree(path)
 
     def _prune(self) -> None:
-        kept = {*self.complete()[: self.spec.keep_last], *self._by_score()[: self.spec.keep_best]}
+        kept = {*self.complete()[: self.spec.keep_last], *self.by_score()[: self.spec.keep_best]}
         for path in self.complete():
             if path not in kept:
                 # Out of sight first: a kill while deleting must not leave something that looks complete.
@@ -105,8 +123,8 @@ class Store:
 def verify(folder: Path) -> None:
     """Compare every file with the manifest. Raises CheckpointError that names the first that differs."""
     try:
-        sums = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        sums = dict(json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"{folder}: no readable {MANIFEST}") from error
     for name, expected in sums.items():
         if not (folder / name).is_file():
@@ -116,8 +134,11 @@ def verify(folder: Path) -> None:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """What was saved as JSON."""
-    return json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    """What was saved as JSON. Raises CheckpointError when it cannot be read."""
+    try:
+        return dict(json.loads((folder / "state.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{folder}: state.json cannot be read: {error}") from error
 
 
 def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:

@@ -4,6 +4,7 @@ The order of batches is a pure function of the seed and the place in the run (ep
 from one batch to the next, so a resumed run sees exactly the batches it would have seen.
 """
 
+import glob
 import hashlib
 import re
 from collections import Counter
@@ -28,17 +29,22 @@ FAMILIES: dict[str, Family] = {"translation": "seq2seq", "causal_lm": "decoder",
 # How a file is read, by its ending; anything else is plain text.
 BUILDERS = {"txt": "text", "json": "json", "jsonl": "json", "csv": "csv", "tsv": "csv", "parquet": "parquet"}
 CHUNK = 10_000  # rows handled at once
+GROUP = "evaluation.group_by: "  # before the name of a column that rows are grouped by: it may be that of a text too
 REPLACEMENT = "\ufffd"  # what a byte that is not UTF-8 is read as
 
 Columns = dict[str, list[Any]]
 Encode = Callable[[list[str]], list[list[int]]]  # token ids of each text
 
 
+class NothingUsable(RecipeError):
+    """Rows of which none can be trained on or measured."""
+
+
 # --- Rows -----------------------------------------------------------------------------------------------------------
 
 
-def read(data: Data, role: str, extra: Iterable[str] = (), skip: int = 0) -> Iterator[Columns]:
-    """Chunks of rows of one split, as {name the objective uses: values}; `extra` are further columns to bring along.
+def read(data: Data, role: str, group_by: Iterable[str] = (), skip: int = 0) -> Iterator[Columns]:
+    """Chunks of rows of one split, as {name the objective uses: values}; columns to group by come with `GROUP` before.
 
     Raises RecipeError when the split, a file or a column is not there.
     """
@@ -49,12 +55,12 @@ def read(data: Data, role: str, extra: Iterable[str] = (), skip: int = 0) -> Ite
         raise RecipeError(f"data.splits.{role}: a part of a split needs its length, which a stream does not know")
     else:
         chunks = _part(source(0), part, role)
-    wanted = data.columns | {column: (column,) for column in extra}
+    wanted = data.columns | {GROUP + column: (column,) for column in group_by}
     for chunk in chunks:
         found = {name: next((c for c in names if c in chunk), None) for name, names in wanted.items()}
-        absent = [" or ".join(wanted[name]) for name, column in found.items() if column is None]
-        if absent:
-            raise RecipeError(f"data.columns: {role} has no {absent[0]}; its columns are {', '.join(chunk)}")
+        for name in (name for name, column in found.items() if column is None):
+            field = "evaluation.group_by" if name.startswith(GROUP) else "data.columns"
+            raise RecipeError(f"{field}: {role} has no {' or '.join(wanted[name])}; its columns are {', '.join(chunk)}")
         yield {name: chunk[column] for name, column in found.items() if column is not None}
 
 
@@ -63,6 +69,8 @@ def _find(data: Data, role: str) -> tuple[Callable[[int], Iterator[Columns]], tu
     path = Path(data.path).expanduser()
     tried = []
     for candidate in data.splits[role]:
+        if candidate.endswith("]") and (path / candidate).is_file():  # a name, though it looks like a part of a split
+            return partial(_local, {"": path / candidate}, data), None
         match = re.fullmatch(r"(?P<name>[^\[\]]*)(\[(?P<first>\d*)%?:(?P<last>\d*)%?\])?", candidate)
         if match is None:
             raise RecipeError(f"data.splits.{role}: {candidate!r} is not of the form name or name[10%:90%]")
@@ -121,7 +129,7 @@ def _stream(builder: str, file: Path, sample_by: str, skip: int) -> Iterator[Col
     if file.suffix == ".tsv":
         options["sep"] = "\t"
     try:
-        rows = load_dataset(builder, data_files=str(file), split="train", streaming=True, **options)
+        rows = load_dataset(builder, data_files=glob.escape(str(file)), split="train", streaming=True, **options)
         yield from rows.skip(skip).iter(CHUNK)
     except RecipeError:
         raise
@@ -285,7 +293,7 @@ class Corpus:
 
 def load(recipe: Recipe, role: str, encode: Encode, keep_texts: bool = False) -> Corpus:
     """A whole split in memory, tokenised."""
-    chunks = read(recipe.data, role, extra=recipe.evaluation.group_by if role == "test" else ())
+    chunks = read(recipe.data, role, recipe.evaluation.group_by if role == "test" else ())
     return tokenised(recipe, role, chunks, encode, keep_texts)
 
 
@@ -319,28 +327,49 @@ def tokenised(recipe: Recipe, role: str, chunks: Iterable[Columns], encode: Enco
     if refused and recipe.data.malformed == "refuse":
         raise RecipeError(f"data.splits.{role}: malformed rows ({describe(refused)}) and data.malformed is refuse")
     if not any(parts.values()):
-        raise RecipeError(f"data.splits.{role}: no usable row ({describe(refused) or 'it is empty'})")
+        raise NothingUsable(f"data.splits.{role}: no usable row ({describe(refused) or 'it is empty'})")
     return Corpus({name: Sequences.join(parts[name]) for name in names}, texts, refused, **counts)
 
 
 class Parts:
     """The training split as `parts(epoch, first)` gives it: whole, or part by part in the order of the stream."""
 
-    def __init__(self, recipe: Recipe, encode: Encode) -> None:
-        self.recipe, self.encode = recipe, encode
-        self.first = next(self._stream(0)) if recipe.data.streaming else load(recipe, "train", encode)
+    def __init__(
+        self, recipe: Recipe, encode: Encode, end: Callable[[Corpus], int], say: Callable[[str], object]
+    ) -> None:
+        """`end` is how much there is to predict in a part: those with nothing are passed over, which one is told once.
 
-    def __call__(self, epoch: int, first: int) -> Iterator[Corpus]:
-        """The parts of an epoch from number `first` on."""
+        Raises RecipeError when no part has anything.
+        """
+        self.recipe, self.encode, self.end, self.say = recipe, encode, end, say
+        self.skipped: set[int] = set()
+        if recipe.data.streaming:
+            self.first = next((part for _, part in self._stream(0)), Corpus({}))
+        else:
+            self.first = load(recipe, "train", encode)
+        if not self.first.columns or end(self.first) < 1:
+            raise RecipeError("data.splits.train: there is nothing to predict")
+
+    def __call__(self, epoch: int, first: int) -> Iterator[tuple[int, Corpus]]:
+        """The parts of an epoch from number `first` on, with their numbers."""
         if self.recipe.data.streaming:
             yield from self._stream(first)
         elif first == 0:
-            yield self.first
+            yield 0, self.first
 
-    def _stream(self, first: int) -> Iterator[Corpus]:
+    def _stream(self, first: int) -> Iterator[tuple[int, Corpus]]:
         size = self.recipe.data.part_rows
-        for rows in _regrouped(read(self.recipe.data, "train", skip=first * size), size):
-            yield tokenised(self.recipe, "train", [rows], self.encode, keep_texts=False)
+        chunks = _regrouped(read(self.recipe.data, "train", skip=first * size), size)
+        for number, rows in enumerate(chunks, start=first):
+            try:
+                part = tokenised(self.recipe, "train", [rows], self.encode, keep_texts=False)
+                if self.end(part) < 1:
+                    raise NothingUsable("too short for a single prediction")
+                yield number, part
+            except NothingUsable as error:
+                if number not in self.skipped:
+                    self.say(f"part {number} of the stream is skipped: {error}")
+                self.skipped.add(number)
 
 
 def _regrouped(chunks: Iterator[Columns], size: int) -> Iterator[Columns]:

@@ -1,6 +1,7 @@
 """What is measured: on the validation split while training, on the test split once it is over."""
 
 import contextlib
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
@@ -14,9 +15,9 @@ from hf_scratch_transformer.files import write_text
 from hf_scratch_transformer.insight.records import RISING
 
 from . import metrics
-from .corpus import Batches, Corpus
+from .corpus import GROUP, Batches, Corpus
 from .objectives import Translation
-from .run import EVALUATION, Run, TrainingError
+from .run import EVALUATION, Interrupted, Run
 
 
 def validate(run: Run) -> dict[str, Any]:
@@ -37,26 +38,21 @@ def validate(run: Run) -> dict[str, Any]:
     return values
 
 
-def judge(run: Run, values: dict[str, Any]) -> tuple[float | None, bool]:
+def judge(run: Run, values: dict[str, Any]) -> float | None:
     """Compare an evaluation with those before it, and note in the state what came of it.
 
-    Returns the score (lower is better) if this evaluation is to be kept as the best, and whether the run should end for
-    want of progress. Raises TrainingError when the recipe's metric is not among the values.
+    Returns the score (lower is better) if this evaluation is to be kept as the best.
     """
     spec, state = run.recipe.evaluation, run.state
-    if spec.best_metric not in values:
-        names = ", ".join(name for name, value in values.items() if isinstance(value, float))
-        raise TrainingError(f"evaluation.best_metric: {spec.best_metric!r} is not measured; choose from {names}")
     score = values[spec.best_metric] * (-1 if spec.best_metric in RISING else 1)
-    is_better = state.best_score is None or score < state.best_score
+    is_better = math.isfinite(score) and (state.best_score is None or score < state.best_score)
     if is_better:
         state.best_score, state.bad_evals, state.plateau_evals = score, 0, 0
     else:
         state.bad_evals, state.plateau_evals = state.bad_evals + 1, state.plateau_evals + 1
     if state.plateau_evals >= run.recipe.optimisation.plateau_patience:
         state.lr_reductions, state.plateau_evals = state.lr_reductions + 1, 0
-    is_exhausted = spec.early_stopping is not None and state.bad_evals >= spec.early_stopping
-    return score if is_better and run.recipe.checkpoints.keep_best else None, is_exhausted
+    return score if is_better and run.recipe.checkpoints.keep_best else None
 
 
 def test(run: Run) -> dict[str, Any]:
@@ -71,7 +67,8 @@ def test(run: Run) -> dict[str, Any]:
         references = corpus.texts["target"]
         values |= metrics.translation_scores(outputs, references)
         values["groups"] = {
-            column: metrics.grouped_scores(outputs, references, corpus.texts[column]) for column in spec.group_by
+            column: metrics.grouped_scores(outputs, references, corpus.texts[GROUP + column])
+            for column in spec.group_by
         }
         if run.is_main:
             lines = "".join(" ".join(output.split()) + "\n" for output in outputs)
@@ -83,7 +80,10 @@ def test(run: Run) -> dict[str, Any]:
 
 @torch.no_grad()
 def evaluate(run: Run, model: torch.nn.Module, corpus: Corpus) -> dict[str, float]:
-    """Loss and the objective's other metrics over a whole corpus, each process taking some of the batches."""
+    """Loss and the objective's other metrics over a whole corpus, each process taking some of the batches.
+
+    Raises Interrupted when one of them has received a signal.
+    """
     accelerator, objective = run.accelerator, run.objective
     plan = objective.plan(corpus, None)
     batches = Batches(
@@ -96,7 +96,7 @@ def evaluate(run: Run, model: torch.nn.Module, corpus: Corpus) -> dict[str, floa
     sums: dict[str, torch.Tensor] = defaultdict(lambda: torch.zeros((), dtype=torch.float64, device=accelerator.device))
     targets = 0
     for index in range(len(plan)):
-        if index % accelerator.num_processes == accelerator.process_index:
+        if index % accelerator.num_processes == accelerator.process_index and not run.signal():
             batch, count = batches[index]
             targets += count
             with accelerator.autocast():
@@ -106,21 +106,32 @@ def evaluate(run: Run, model: torch.nn.Module, corpus: Corpus) -> dict[str, floa
     sums["targets"] += targets
     totals: dict[str, float] = defaultdict(float)
     # As objects, since a process for which there was no batch does not know the names.
-    for part in gather_object([{name: float(value) for name, value in sums.items()}]):
+    for part in _gathered(run, {name: float(value) for name, value in sums.items()}):
         for name, value in part.items():
             totals[name] += value
     return objective.summary(totals, int(totals.pop("targets")), corpus)
 
 
 def translate(run: Run, model: torch.nn.Module, corpus: Corpus, rows: np.ndarray, num_beams: int) -> list[str]:
-    """Translations of some rows, in order; each process does some of them."""
+    """Translations of some rows, in order; each process does some of them.
+
+    Raises Interrupted when one of them has received a signal.
+    """
     assert isinstance(run.objective, Translation)
     process, processes = run.accelerator.process_index, run.accelerator.num_processes
     mine = rows[process::processes]
     with run.accelerator.autocast():
-        texts = run.objective.translate(model, corpus, mine, num_beams) if len(mine) else []
-    done = dict(gather_object(list(zip(mine.tolist(), texts, strict=True))))
+        texts = run.objective.translate(model, corpus, mine, num_beams, run.signal) if len(mine) else []
+    done = dict(pair for part in _gathered(run, list(zip(mine.tolist(), texts, strict=True))) for pair in part)
     return [done[row] for row in rows.tolist()]
+
+
+def _gathered(run: Run, mine: Any) -> list[Any]:
+    """What each process has; Interrupted in all of them when one has been told to stop, and broken off."""
+    parts, signals = zip(*gather_object([(mine, run.signal())]), strict=True)
+    if number := max(signals):
+        raise Interrupted(number)
+    return list(parts)
 
 
 @contextlib.contextmanager
@@ -128,7 +139,9 @@ def _evaluating(run: Run) -> Iterator[torch.nn.Module]:
     """The model to measure: without dropout, and with averaged weights where the run keeps them."""
     model = run.measured_model()
     model.eval()
-    yield model
-    run.unwrapped_model.train()
-    if run.is_sharded:
-        run.eval_model.cpu()  # the device may not have the memory for it while training
+    try:
+        yield model
+    finally:
+        run.unwrapped_model.train()
+        if run.is_sharded:
+            run.eval_model.cpu()  # the device may not have the memory for it while training

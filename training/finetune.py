@@ -6,6 +6,7 @@ A recipe holds the fields of `Task` and of `transformers.TrainingArguments`. The
 `python -m training`: `recipe.yaml`, `metrics.jsonl`, `curves.png`, `model/`.
 """
 
+import contextlib
 import json
 import shlex
 import shutil
@@ -36,7 +37,8 @@ from hf_scratch_transformer.files import replacing, write_text
 from hf_scratch_transformer.insight import senses
 
 from . import metrics
-from .run import environment
+from .folder import check, claimed, environment
+from .run import TrainingError, check_weights
 from .sections import RecipeError, read_yaml
 
 IGNORED = -100  # label of a token that is not the word in question
@@ -57,13 +59,23 @@ class Task:
 
 
 def main(argv: list[str]) -> int:
-    """Run a recipe; returns the exit code: 0, or 2 after one line on what is wrong with it."""
+    """Run a recipe; returns the exit code: 0, or after one line 1 (failed), 2 (cannot be run), 130 (by SIGINT)."""
     try:
-        finetune(*parse(argv))
-    except (RecipeError, ValueError, OSError) as error:
-        print(f"training.finetune: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+        task, arguments = parse(argv)
+        with claimed(Path(arguments.output_dir)) if arguments.process_index == 0 else contextlib.nullcontext():
+            finetune(task, arguments, Path(argv[0]))
+    except TrainingError as error:
+        return _complain(error, 1)
+    except (ValueError, OSError) as error:
+        return _complain(error, 2)
+    except KeyboardInterrupt:
+        return _complain("stopped by SIGINT", 130)
     return 0
+
+
+def _complain(error: object, code: int) -> int:
+    print(f"training.finetune: {' '.join(str(error).split())}", file=sys.stderr)
+    return code
 
 
 def parse(argv: list[str]) -> tuple[Task, TrainingArguments]:
@@ -78,14 +90,18 @@ def parse(argv: list[str]) -> tuple[Task, TrainingArguments]:
     *parsed, unknown = parser.parse_args_into_dataclasses([*words, *argv[1:]], return_remaining_strings=True)
     if unknown:
         raise RecipeError(f"unknown: {' '.join(unknown)}")
+    if not 0 <= parsed[1].seed < 2**32:
+        raise RecipeError(f"seed: must be a whole number, at least 0 and below {2**32}, got {parsed[1].seed}")
     return parsed[0], parsed[1]
 
 
-def finetune(task: Task, arguments: TrainingArguments) -> None:
-    """Train, measure on the test sentences, and write the run's folder."""
+def finetune(task: Task, arguments: TrainingArguments, source: Path) -> None:
+    """Train as the recipe in the file `source` says, measure on the test sentences, and write the run's folder."""
     folder = Path(arguments.output_dir)
     if (folder / "model").exists():
         raise RecipeError(f"output_dir: {folder} holds a finished run")
+    named = {"the recipe": source, "model": Path(task.model), "data": Path(task.data)}
+    check(folder, named.items(), resume=False, overwrite=True)  # of what a run wrote that was not finished
     words = senses.read(task.data)
     names = sorted({f"{word}/{sense}" for word, some in words.items() for _, sense in some.train})
     label_of = {name: label for label, name in enumerate(names)}
@@ -104,6 +120,7 @@ def finetune(task: Task, arguments: TrainingArguments) -> None:
         preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1),
     )
     trainer.train()
+    check_weights(trainer.model, trainer.state.global_step)
     results = {key.removeprefix("test_"): value for key, value in trainer.predict(test).metrics.items()}
     results = {key: results[key] for key in ("accuracy", "f1", "loss")}
     print(", ".join(f"test {key}: {value:.4g}" for key, value in results.items()))
@@ -167,15 +184,19 @@ def write(
     write_text(folder / "environment.json", json.dumps(about, indent=1) + "\n")
     write_text(folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
     metrics.draw(lines, folder / "curves.png")
-    command = shlex.join(about.pop("command"))
+    command = shlex.join(metrics.public(about.pop("command")))
     records = hub.RunRecords(
         name=folder.name,
         command=command,
         dataset=Path(task.data).name,
-        data={"training rows": rows["train"], "evaluation rows": rows["test"], "fine-tuned from": task.model},
+        data={
+            "training rows": rows["train"],
+            "evaluation rows": rows["test"],
+            "fine-tuned from": metrics.public(task.model),
+        },
         languages=("en",),
         example="the fisherman sat on the bank of the river .",
-        recipe=recipe,
+        recipe=metrics.public(recipe),
         environment=about,
         metrics=lines,
         results={"test": results},

@@ -15,34 +15,31 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import evaluation, sharding
+from . import PARENT, evaluation, sharding
 from .corpus import Batches
 from .metrics import ProgressBar
 from .objectives import Batch
 from .optimisation import lr_factor, set_lr
 from .recipe import Checkpoints, Evaluation
-from .run import CONTENT, DROPOUT, ORDER, Run, TrainingError, save
+from .run import CONTENT, DROPOUT, ORDER, Interrupted, Run, TrainingError, check_weights, save
 
-
-class Interrupted(Exception):
-    """The run was asked to stop by a signal, and has saved itself."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(number).name}")
-        self.number = number
+# Variables that launchers set for the processes they start, to which the launcher's death means the end.
+LAUNCHED = {"TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION"}
 
 
 def train(run: Run) -> None:
     """Train until a limit of the recipe is reached, or no progress is made.
 
-    Raises Interrupted after a signal (the run is saved), TrainingError when the loss is not finite.
+    Raises Interrupted after a signal (the run is saved), TrainingError when loss or weights are not finite.
     """
     recipe, state = run.recipe, run.state
-    if run.progress() >= 1:
+    if run.finished():
         return
     last: tuple[str, torch.Tensor] | None = None
-    with _Signals() as signals, _progress_bar(run) as bar:
-        for group in _batches(run):
+    with _Signals() as signals, _Exchange(run) as exchange, _progress_bar(run) as bar:
+        run.signal = signals.received
+        over = state.unmeasured and _settle(run, bar, last, stop=0)
+        for group in () if over else _batches(run):
             place = f"epoch {state.epoch}, part {state.part}, batches {state.batch} to {state.batch + len(group) - 1}"
             norm = _step(run, group)
             # The step before is looked at only now: on a GPU, reading a number at once would leave it without work.
@@ -50,23 +47,39 @@ def train(run: Run) -> None:
             last = (f"step {state.step}: {place}", norm)
             state.step += 1
             state.batch += len(group)
-            stop = _synchronize(run, signals.number)
-            over, score = run.progress() >= 1, None
-            if over or state.step % recipe.log_every == 0:
+            stop, state.seconds = exchange(run.signal(), run.clock())
+            if run.progress() >= 1 or state.step % recipe.log_every == 0:
+                _check(run, last)
                 _log_training(run, bar, norm)
-            if not stop and _is_due(run, "evaluation", recipe.evaluation, last_chance=over):
-                _check_finite(last)
-                values = evaluation.validate(run)
-                score, exhausted = evaluation.judge(run, values)
-                _log_evaluation(run, bar, values)
-                over = over or exhausted
-            if _is_due(run, "checkpoint", recipe.checkpoints) or score is not None or over or stop:
-                _check_finite(last)
-                save(run, score)
-            if stop:
-                raise Interrupted(stop)
-            if over:
+            if _settle(run, bar, last, stop):
                 break
+
+
+def _settle(run: Run, bar: ProgressBar, last: tuple[str, torch.Tensor] | None, stop: int) -> bool:
+    """Measure and save what is due after a step, and whatever there is if a signal says stop; whether the run is over.
+
+    A signal puts an evaluation off until the run is resumed: there is not always the time for it.
+    """
+    recipe, state = run.recipe, run.state
+    over, score = run.progress() >= 1, None
+    state.unmeasured = _is_due(run, "evaluation", recipe.evaluation, last_chance=over) or state.unmeasured
+    if state.unmeasured and not stop:
+        _check(run, last)
+        try:
+            values = evaluation.validate(run)
+        except Interrupted as interruption:
+            stop = interruption.number
+        else:
+            state.unmeasured = False
+            score = evaluation.judge(run, values)
+            _log_evaluation(run, bar, values)
+            over = bool(run.finished())
+    if _is_due(run, "checkpoint", recipe.checkpoints) or score is not None or over or stop:
+        _check(run, last)
+        save(run, score)
+    if stop:
+        raise Interrupted(stop)
+    return over
 
 
 def _batches(run: Run) -> Iterator[list[tuple[Batch, int]]]:
@@ -74,8 +87,8 @@ def _batches(run: Run) -> Iterator[list[tuple[Batch, int]]]:
     recipe, state, accelerator = run.recipe, run.state, run.accelerator
     size, share = recipe.optimisation.accumulation, (accelerator.process_index, accelerator.num_processes)
     while True:
-        for corpus in run.parts(state.epoch, state.part):
-            place = (state.epoch, state.part)
+        for part, corpus in run.parts(state.epoch, state.part):
+            state.part, place = part, (state.epoch, part)
             plan = run.objective.plan(corpus, np.random.default_rng((recipe.seed, ORDER, *place)))
             batches = Batches(
                 plan,
@@ -134,21 +147,10 @@ def _check_finite(last: tuple[str, torch.Tensor] | None) -> None:
         )
 
 
-def _synchronize(run: Run, signal_number: int) -> int:
-    """Bring the clock up to date and return the signal received, the same in all processes.
-
-    Several processes ask each other every `log_every` steps only, since each time they wait for the slowest.
-    """
-    accelerator, state = run.accelerator, run.state
-    if accelerator.num_processes == 1:
-        state.seconds = run.clock()
-        return signal_number
-    if state.step % run.recipe.log_every:
-        return 0
-    mine = torch.tensor([signal_number, run.clock()], dtype=torch.float64, device=accelerator.device)
-    numbers, seconds = accelerator.gather(mine).view(-1, 2).max(dim=0).values.tolist()
-    state.seconds = seconds
-    return int(numbers)
+def _check(run: Run, last: tuple[str, torch.Tensor] | None) -> None:
+    """Raises TrainingError when the last gradient or the weights that came of it are not finite."""
+    _check_finite(last)
+    check_weights(run.unwrapped_model, run.state.step)
 
 
 def _is_due(run: Run, what: str, spec: Evaluation | Checkpoints, last_chance: bool = False) -> bool:
@@ -208,11 +210,16 @@ def _position(run: Run) -> int:
 
 
 class _Signals:
-    """SIGTERM and SIGINT are noted for the loop to act on after the step; a second one ends the process at once."""
+    """SIGTERM, SIGINT and the death of a launcher are noted for the loop to act on after the step.
+
+    A second signal ends the process at once; not so what comes with the first: schedulers signal every process, and
+    launchers pass on to theirs what they get themselves.
+    """
 
     def __init__(self) -> None:
-        self.number = 0
+        self.number, self.noted = 0, 0.0
         self.before: dict[int, Any] = {}
+        self.is_launched = bool(LAUNCHED & os.environ.keys())
 
     def __enter__(self) -> "_Signals":
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -223,8 +230,52 @@ class _Signals:
         for number, handler in self.before.items():
             signal.signal(number, handler)
 
+    def received(self) -> int:
+        """The first signal, or SIGTERM once nobody is left who could send it; 0 before."""
+        if not self.number and self.is_launched and os.getppid() != PARENT:
+            self._note(signal.SIGTERM, None)
+        return self.number
+
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.number:
+        if self.number and time.monotonic() > self.noted + 2:
             os._exit(128 + number)
-        self.number = number
-        print(f"\n{signal.Signals(number).name}: saving after this step; once more ends at once", file=sys.stderr)
+        elif not self.number:
+            self.number, self.noted = number, time.monotonic()
+            print(f"\n{signal.Signals(number).name}: saving after this step; once more ends at once", file=sys.stderr)
+
+
+class _Exchange:
+    """What processes tell each other after each step: the largest signal and the longest clock of any of them.
+
+    Nobody waits for it: what is said after a step travels during the next one, over gloo whatever the device, and is
+    heard after that, by all processes alike. One process hears itself at once.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.heard = (0, run.state.seconds)
+        self.group = torch.distributed.new_group(backend="gloo") if run.accelerator.num_processes > 1 else None
+        self.said: tuple[torch.Tensor, torch.distributed.Work] | None = None
+
+    def __enter__(self) -> "_Exchange":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind in (None, Interrupted):  # else others may have said nothing
+            self._hear()
+
+    def __call__(self, number: int, seconds: float) -> tuple[int, float]:
+        if self.group is None:
+            return number, seconds
+        self._hear()
+        words = torch.tensor([number, seconds], dtype=torch.float64)
+        work = torch.distributed.all_reduce(words, torch.distributed.ReduceOp.MAX, self.group, async_op=True)
+        self.said = (words, work)
+        return self.heard
+
+    def _hear(self) -> None:
+        if self.said is not None:
+            words, work = self.said
+            work.wait()
+            number, seconds = words.tolist()
+            self.heard = (int(number), seconds)
+            self.said = None

@@ -1,13 +1,15 @@
 """What a run reports: lines of JSON, a bar on the terminal, scores of translations, a picture of the curves."""
 
 import json
+import re
 import shutil
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from sacrebleu.metrics import BLEU, CHRF
 from tqdm import tqdm
 
@@ -23,7 +25,7 @@ class Log:
 
     def truncate(self, step: int) -> None:
         """Forget what was measured after a step: it will be done again."""
-        lines = [line for line in read(self.path) if line["step"] <= step]
+        lines = [line for line in read(self.path) if line["step"] <= step and line["event"] != "test"]
         write_text(self.path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
 
     def write(self, event: str, **values: Any) -> None:
@@ -107,5 +109,25 @@ def draw(lines: Sequence[dict[str, Any]], path: Path) -> None:
 def copy_card(run: Path, folder: Path) -> None:
     """What a run says of its model, for a place that holds no weights: `model_cards/` of this project."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name in ("model/README.md", "curves.png", "metrics.jsonl", "recipe.yaml", "environment.json"):
+    for name in ("model/README.md", "curves.png", "metrics.jsonl"):
         shutil.copy(run / name, folder)
+    recipe = yaml.safe_load((run / "recipe.yaml").read_text(encoding="utf-8"))
+    environment = json.loads((run / "environment.json").read_text(encoding="utf-8"))
+    write_text(folder / "recipe.yaml", yaml.safe_dump(public(recipe), sort_keys=False, allow_unicode=True))
+    write_text(folder / "environment.json", json.dumps(public(environment), indent=1) + "\n")
+
+
+def public(value: Any) -> Any:
+    """A record as others may read it: of a path from the root or a home folder the last part, the rest is nobody's."""
+    if isinstance(value, Mapping):
+        return {key: public(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [public(each) for each in value]
+    if not isinstance(value, str):
+        return value
+    key, _, rest = value.partition("=")
+    if value.startswith("--") and rest:
+        return f"{key}={public(rest)}"
+    if value.startswith(("/", "~")):
+        return Path(value).name or value
+    return re.sub(r"""(?<=["'])[/~][^"']*/(?=[^"'/])""", "", value)

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -77,6 +77,10 @@ class Objective(ABC):
         """How many rows one pass holds."""
         return len(next(iter(corpus.columns.values())).lengths)
 
+    def end(self, corpus: Corpus) -> int:
+        """How many rows, or tokens of the stream, can be the input of a prediction."""
+        return self.examples(corpus)
+
 
 class Translation(Objective):
     """Source to target with teacher forcing, in length-bucketed batches."""
@@ -121,8 +125,15 @@ class Translation(Objective):
         return super().predict(model, {**batch, "decoder_input_ids": shifted})
 
     @torch.inference_mode()
-    def translate(self, model: Any, corpus: Corpus, rows: np.ndarray, num_beams: int) -> list[str]:
-        """Translations of some rows, in the order of `rows`.
+    def translate(
+        self,
+        model: Any,
+        corpus: Corpus,
+        rows: np.ndarray,
+        num_beams: int,
+        is_stopped: Callable[[], object] = lambda: False,
+    ) -> list[str]:
+        """Translations of some rows, in the order of `rows`; empty ones once it `is_stopped`.
 
         Sentences of like length are decoded together, so that little time goes into padding and finished rows.
         """
@@ -131,6 +142,8 @@ class Translation(Objective):
         texts: list[str] = [""] * len(rows)
         # A beam is a row of its own, with a cache as long as the output.
         for batch in bucket(lengths, max(self.recipe.data.batch_tokens // num_beams, int(lengths.max()))):
+            if is_stopped():
+                break
             encoded = self.collate(corpus, rows[batch], np.random.default_rng(0), 0)
             del encoded["labels"]
             limit = longest_output(encoded["input_ids"].shape[1], self.recipe.data.max_length)
@@ -157,8 +170,6 @@ class _Windows(Objective):
         """Batches of windows, each [windows, 3]: first token, the one after the last, first that counts."""
         size, end = self.window, self.end(corpus)
         step = size if rng is not None else self.recipe.evaluation.stride or size
-        if end < 1:
-            raise RecipeError("data: the corpus is too short for a single prediction")
         if rng is not None and self.recipe.data.random_windows:
             starts = rng.integers(0, max(1, end - size + 1), size=max(1, end // size))
             windows = np.stack([starts, np.minimum(starts + size, end), starts], axis=1)
@@ -171,10 +182,6 @@ class _Windows(Objective):
                 windows = windows[rng.permutation(len(windows))]
         rows = max(1, self.recipe.data.batch_tokens // size)
         return [windows[start : start + rows] for start in range(0, len(windows), rows)]
-
-    @abstractmethod
-    def end(self, corpus: Corpus) -> int:
-        """How many tokens of the stream can be the input of a prediction."""
 
     def cut(self, corpus: Corpus, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """Indices into the stream and whether they count, both [windows, window], and positions in each document."""

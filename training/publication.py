@@ -61,7 +61,7 @@ def records(run: Run) -> hub.RunRecords:
     example = (run.test or run.validation or Corpus({})).texts.get("source", ())
     return hub.RunRecords(
         name=run.folder.name,
-        command=shlex.join(about.pop("command")),
+        command=shlex.join(metrics.public(about.pop("command"))),
         dataset=Path(recipe.data.path).name if is_file else recipe.data.path,
         dataset_id=None if is_file else recipe.data.path,
         dataset_config=recipe.data.name,
@@ -69,7 +69,7 @@ def records(run: Run) -> hub.RunRecords:
         data={"training rows": run.rows, "target tokens predicted in training": run.state.targets}
         | ({"validation rows translated, greedily": evaluated} if recipe.objective == "translation" else {}),
         languages=recipe.data.languages,
-        recipe=yaml.safe_load(dump(recipe)),
+        recipe=metrics.public(yaml.safe_load(dump(recipe))),
         environment=about,
         metrics=lines,
         results={

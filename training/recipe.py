@@ -185,6 +185,12 @@ class Recipe(Section):
 ORDERS = {"resume", "force", "overwrite"}  # to one process, not properties of the run
 OURS = ("scratch_encoder", "scratch_decoder", "scratch_seq2seq")
 COLUMNS = {"translation": ("source", "target"), "causal_lm": ("text",), "masked_lm": ("text",)}
+# What evaluations measure beside the loss and its perplexity.
+SCORES = {
+    "translation": ("bleu", "bleu_lowercase", "chrf", "exact_match"),
+    "causal_lm": ("bits_per_byte", "word_perplexity"),
+    "masked_lm": ("masked_accuracy",),
+}
 # What fields are called elsewhere.
 SYNONYMS = {
     "batch_size": "data.batch_tokens",
@@ -280,6 +286,23 @@ def _evaluates(recipe: Recipe) -> bool:
 def _validation(recipe: Recipe) -> Iterator[str]:
     if _evaluates(recipe) and "validation" not in recipe.data.splits:
         yield "evaluation: evaluating while training needs data.splits.validation"
+
+
+@_rule
+def _best_metric(recipe: Recipe) -> Iterator[str]:
+    given, scores = recipe.evaluation.best_metric, SCORES[recipe.objective]
+    if given in scores and recipe.objective == "translation" and not recipe.evaluation.generate_rows:
+        yield f"evaluation.best_metric: {given} is not measured with evaluation.generate_rows 0"
+    elif given not in (known := ("loss", "perplexity", *scores)):
+        yield f"evaluation.best_metric: must be one of {', '.join(known)}, got {shown(given)}{nearest(given, known)}"
+
+
+@_rule
+def _group_by(recipe: Recipe) -> Iterator[str]:
+    if recipe.evaluation.group_by and recipe.objective != "translation":
+        yield f"evaluation.group_by: an option of translation, not of {recipe.objective}"
+    elif recipe.evaluation.group_by and "test" not in recipe.data.splits:
+        yield "evaluation.group_by: groups of test rows need data.splits.test"
 
 
 @_rule

@@ -2,46 +2,40 @@
 
 import copy
 import dataclasses
-import importlib.metadata
 import json
+import math
 import os
-import platform
-import subprocess
+import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import FullyShardedDataParallelPlugin, ProjectConfiguration, set_seed
+from accelerate.utils import (
+    FullyShardedDataParallelPlugin,
+    ProjectConfiguration,
+    broadcast_object_list,
+    set_seed,
+)
+from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from hf_scratch_transformer.files import remove, replacing, write_text
+from hf_scratch_transformer.files import replacing, write_text
 from hf_scratch_transformer.tokenization import check_tokenizer, config_fields
 
-from . import checkpoints, corpus, metrics, sharding
+from . import checkpoints, corpus, folder, metrics, sharding
 from .objectives import OBJECTIVES, Objective
 from .optimisation import autocasts, optimizers
 from .recipe import Recipe, dump
 from .sections import RecipeError
-
-# What a run writes into its folder.
-CONTENTS = (
-    "recipe.yaml",
-    "environment.json",
-    "tokenizer",
-    "metrics.jsonl",
-    "curves.png",
-    "tensorboard",
-    "test_outputs.txt",
-    "checkpoints",
-    "model",
-)
 
 # First number of each family of random draws, after the seed: families never share a generator.
 ORDER, CONTENT, DROPOUT, EVALUATION = range(4)
@@ -49,6 +43,14 @@ ORDER, CONTENT, DROPOUT, EVALUATION = range(4)
 
 class TrainingError(RuntimeError):
     """A run that cannot go on. The message is meant for the terminal, without a traceback."""
+
+
+class Interrupted(Exception):
+    """The run was asked to stop by a signal."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}")
+        self.number = number
 
 
 @dataclass
@@ -70,6 +72,7 @@ class State:
     plateau_evals: int = 0  # evaluations without progress since the last reduction
     last_done: dict[str, float] = field(default_factory=dict)  # seconds at the last evaluation and checkpoint
     n_averaged: int = 0  # steps in the moving average
+    unmeasured: bool = False  # whether an evaluation is due that a signal forestalled
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> "State":
@@ -100,7 +103,7 @@ class Run:
     eval_model: PreTrainedModel  # to measure and to publish: `unwrapped_model`, or a copy of it where that is sharded
     ema_model: AveragedModel | None  # moving average of the weights, sharded as they are
     optimizers: list[Optimizer]
-    parts: Callable[[int, int], Iterator[corpus.Corpus]]  # (epoch, first part) -> the corpus, whole or part by part
+    parts: Callable[[int, int], Iterator[tuple[int, corpus.Corpus]]]  # (epoch, first part) -> its numbered parts
     rows: int  # of the training split, or of its first part
     validation: corpus.Corpus | None
     test: corpus.Corpus | None
@@ -111,6 +114,7 @@ class Run:
     loss_sum: torch.Tensor = field(init=False)  # nats of this process since the last line of the log
     started: float = field(default_factory=time.monotonic)
     last_drawn: float = field(default_factory=time.monotonic)
+    signal: Callable[[], int] = lambda: 0  # that this process has received
 
     def __post_init__(self) -> None:
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.accelerator.device)
@@ -141,6 +145,15 @@ class Run:
         by_clock = self.state.seconds / (60 * spec.max_minutes) if spec.max_minutes else 0.0
         return max(by_steps, by_clock)
 
+    def finished(self) -> str:
+        """Why the run is over, in words; empty while it is not."""
+        patience = self.recipe.evaluation.early_stopping
+        if self.state.unmeasured:
+            return ""
+        if patience is not None and self.state.bad_evals >= patience:
+            return f"{self.state.bad_evals} evaluations without progress"
+        return "its limit is reached" if self.progress() >= 1 else ""
+
     def collect_loss(self) -> None:
         """Bring the loss that has gathered on the devices into the state."""
         self.state.window_loss_sum += float(self.accelerator.reduce(self.loss_sum, "sum"))
@@ -164,88 +177,77 @@ class Run:
 # --- Setting up -----------------------------------------------------------------------------------------------------
 
 
-def open_run(recipe: Recipe) -> Run:
-    """The run of a recipe at its first step: its folder opened, its corpus read, its model built.
-
-    Raises RecipeError when the folder, the corpus or the tokenizer cannot be used.
-    """
-    started = time.monotonic()
+def open_accelerator(recipe: Recipe) -> Accelerator:
+    """The processes of the run and their devices."""
     device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     bf16 = autocasts(recipe.optimisation.precision, device.type)
-    accelerator = Accelerator(
+    return Accelerator(
         cpu=device.type == "cpu",  # else several processes on a CPU would not find each other
         mixed_precision="bf16" if bf16 else "no",
         log_with=list(recipe.trackers) or None,
         project_config=ProjectConfiguration(logging_dir=os.path.join(recipe.output_dir, "tensorboard")),
     )
+
+
+def open_run(recipe: Recipe, accelerator: Accelerator, source: Path) -> Run:
+    """The run of the recipe in the file `source`: its corpus read, its model built, its checkpoint loaded if it is
+    resumed; and once nothing can be refused any more, its folder opened.
+
+    Raises RecipeError when the folder, the corpus or the tokenizer cannot be used, CheckpointError when the checkpoint
+    is another run's. The folder is then as it was.
+    """
+    started = time.monotonic()
     plugin = sharding.plugin(accelerator)
     if recipe.optimisation.precision == "tf32":
         torch.set_float32_matmul_precision("high")
-    folder = open_folder(recipe, accelerator)
-    tokenizer = open_tokenizer(recipe, folder, accelerator)
-    objective = OBJECTIVES[recipe.objective](recipe, tokenizer)
-    return prepare(recipe, accelerator, plugin, objective, folder, started)
-
-
-def open_folder(recipe: Recipe, accelerator: Accelerator) -> Path:
-    """The run's folder, with the recipe and the environment in it.
-
-    Raises RecipeError when it holds another run that is neither resumed nor to be replaced, or cannot be written.
-    """
-    folder = Path(recipe.output_dir)
+    where = Path(recipe.output_dir)
     if accelerator.is_main_process:
-        try:
-            if not recipe.resume:
-                measured = any((folder / name).exists() for name in ("metrics.jsonl", "checkpoints", "model"))
-                if measured and not recipe.overwrite:
-                    raise RecipeError(f"output_dir: {folder} holds a run; --resume goes on, --overwrite replaces it")
-                if recipe.overwrite or (folder / "recipe.yaml").exists():  # or a run that never started
-                    for name in CONTENTS:  # and nothing else that lies there
-                        remove(folder / name)
-            folder.mkdir(parents=True, exist_ok=True)
-            write_text(folder / "recipe.yaml", dump(recipe))
-            about = environment(accelerator.device, accelerator.num_processes)
-            write_text(folder / "environment.json", json.dumps(about, indent=1) + "\n")
-        except OSError as error:
-            raise RecipeError(f"output_dir: {folder} cannot be written: {error}") from error
+        data = [Path(recipe.data.path, name) for names in recipe.data.splits.values() for name in names]
+        named = [("the recipe", source), ("data", Path(recipe.data.path)), *(("data", path) for path in data)]
+        named += [("tokenizer.path", Path(recipe.tokenizer.path))] if recipe.tokenizer.path else []
+        folder.check(where, named, resume=recipe.resume, overwrite=recipe.overwrite)
+    tokenizer = open_tokenizer(recipe, where, accelerator)
+    objective = OBJECTIVES[recipe.objective](recipe, tokenizer)
+    run = prepare(recipe, accelerator, plugin, objective, where, started)
+    if recipe.resume:
+        resume(run)
+    if run.is_main:
+        begin(run)
     accelerator.wait_for_everyone()
-    return folder
+    return run
 
 
-def environment(device: torch.device, processes: int, module: str = "training") -> dict[str, Any]:
-    """Versions, hardware and command line of this process, which runs `module`, for the record of the run."""
-    packages = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "sacrebleu")
-    launcher = ("accelerate", "launch") if "ACCELERATE_MIXED_PRECISION" in os.environ else ("python",)
-    return {
-        "command": [*launcher, "-m", module, *sys.argv[1:]],
-        "commit": commit(),
-        "python": platform.python_version(),
-        "packages": {name: importlib.metadata.version(name) for name in packages},
-        "machine": f"{platform.system()} {platform.machine()}",
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "cpu_count": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "processes": processes,
-    }
+def begin(run: Run) -> None:
+    """Open the run's folder: earlier runs out of it, the recipe, the environment and the tokenizer into it."""
+    accelerator, where = run.accelerator, run.folder
+    folder.clear(where, resume=run.recipe.resume)
+    run.store.sweep()
+    write_text(where / "recipe.yaml", dump(run.recipe))
+    about = folder.environment(accelerator.device, accelerator.num_processes)
+    write_text(where / "environment.json", json.dumps(about, indent=1) + "\n")
+    if not (where / "tokenizer").exists():
+        with replacing(where / "tokenizer") as temporary:
+            run.objective.tokenizer.save_pretrained(temporary)
+    run.log.truncate(run.state.step)
 
 
-def commit() -> str | None:
-    """That of the sources, where git knows it."""
-    try:
-        words = ["git", "rev-parse", "HEAD"]
-        return subprocess.run(words, capture_output=True, text=True, cwd=Path(__file__).parent).stdout.strip() or None
-    except FileNotFoundError:
-        return None
-
-
-def open_tokenizer(recipe: Recipe, folder: Path, accelerator: Accelerator) -> PreTrainedTokenizerFast:
-    """The run's tokenizer: trained or loaded by the main process once, read from the run's folder by all."""
-    if accelerator.is_main_process and not (folder / "tokenizer").exists():
-        tokenizer = corpus.make_tokenizer(recipe)
-        with replacing(folder / "tokenizer") as temporary:
-            tokenizer.save_pretrained(temporary)
-    accelerator.wait_for_everyone()
-    return corpus.read_tokenizer(folder / "tokenizer", "output_dir")
+def open_tokenizer(recipe: Recipe, where: Path, accelerator: Accelerator) -> PreTrainedTokenizerFast:
+    """The tokenizer: that of the run's folder if it is resumed, else trained or loaded; all get the main process's."""
+    with tempfile.TemporaryDirectory() as temporary:
+        files: dict[str, bytes] = {}
+        if accelerator.is_main_process:
+            saved = where / "tokenizer"
+            if recipe.resume and saved.exists():
+                corpus.read_tokenizer(saved, "output_dir")  # which would name another folder below
+            else:
+                saved = Path(temporary, "made")
+                corpus.make_tokenizer(recipe).save_pretrained(saved)
+            files = {path.name: path.read_bytes() for path in saved.iterdir()}
+        read = Path(temporary, "tokenizer")
+        read.mkdir()
+        for name, content in broadcast_object_list([files])[0].items():
+            (read / name).write_bytes(content)
+        return corpus.read_tokenizer(read, "output_dir")
 
 
 def prepare(
@@ -253,17 +255,21 @@ def prepare(
     accelerator: Accelerator,
     plugin: FullyShardedDataParallelPlugin | None,
     objective: Objective,
-    folder: Path,
+    where: Path,
     started: float,
 ) -> Run:
     """Corpus, model and optimisers of a run at its first step, whose clock counts from `started` (monotonic)."""
     model = build_model(recipe, accelerator, objective)
-    parts = corpus.Parts(recipe, objective.encode)
+    say = partial(print, file=sys.stderr) if accelerator.is_main_process else str
+    parts = corpus.Parts(recipe, objective.encode, objective.end, say)
     train = parts.first
     held_out = {
         role: corpus.load(recipe, role, objective.encode, keep_texts=True) if role in recipe.data.splits else None
         for role in ("validation", "test")
     }
+    for role, split in held_out.items():
+        if split is not None and objective.end(split) < 1:
+            raise RecipeError(f"data.splits.{role}: too short for a single prediction")
     if accelerator.is_main_process:
         announce(accelerator, objective, model, {"train": train, **held_out}, is_sharded=plugin is not None)
     spec, ema_model, eval_model = recipe.optimisation, None, model
@@ -290,8 +296,8 @@ def prepare(
         rows=objective.examples(train),
         validation=held_out["validation"],
         test=held_out["test"],
-        store=checkpoints.Store(folder / "checkpoints", recipe.checkpoints),
-        log=metrics.Log(folder / "metrics.jsonl"),
+        store=checkpoints.Store(where / "checkpoints", recipe.checkpoints),
+        log=metrics.Log(where / "metrics.jsonl"),
         identity={
             "recipe": recipe.identity(),
             "tokenizer": corpus.digest(objective.tokenizer.backend_tokenizer.to_str().encode()),
@@ -341,21 +347,36 @@ def announce(
 # --- Saving and resuming --------------------------------------------------------------------------------------------
 
 
+def check_weights(model: torch.nn.Module, step: int) -> None:
+    """Raises TrainingError when the weights of a model are not finite; all processes call it."""
+    norm = float(sharding.full_tensor(get_total_norm([weight.detach() for weight in model.parameters()])))
+    if not math.isfinite(norm):
+        raise TrainingError(
+            f"step {step}: the norm of the weights is {norm}, so they are neither saved nor published; lower the "
+            "learning rate. The last checkpoint is from before"
+        )
+
+
 def save(run: Run, score: float | None = None) -> None:
-    """Write a checkpoint of the run; all processes call it, the main one writes."""
+    """Write a checkpoint of the run; all processes call it, the main one writes.
+
+    Raises TrainingError, with nothing written, when weights are not finite.
+    """
     run.collect_loss()
     state = run.state
+    check_weights(run.unwrapped_model, state.step)
     files = {
         "model.safetensors": checkpoints.weights(run.unwrapped_model),
         "optimizer.safetensors": checkpoints.optimizer_tensors(run.optimizers, run.unwrapped_model),
     }
     if run.ema_model is not None:
+        check_weights(run.ema_model.module, state.step)
         state.n_averaged = int(run.ema_model.n_averaged)
         files["average.safetensors"] = checkpoints.weights(run.ema_model.module)
     files = {name: sharding.gather(tensors, keep=run.is_main) for name, tensors in files.items()}
     if run.is_main:
         record = {"state": dataclasses.asdict(state), "identity": run.identity, "score": score}
-        run.store.save(state.step, files, record)
+        run.store.save(state.step, files, record, "-unmeasured" if state.unmeasured else "")
     run.accelerator.wait_for_everyone()
 
 
@@ -364,17 +385,22 @@ def resume(run: Run) -> None:
 
     Raises CheckpointError when it is another run's (unless the recipe says force).
     """
-    if run.is_main:
-        newest, errors = run.store.newest()
-        for error in errors:
-            print(error, file=sys.stderr)
-        print(f"resuming {newest}" if newest else "no checkpoint to resume: starting at step 0", file=sys.stderr)
-    run.accelerator.wait_for_everyone()
-    newest = next(iter(run.store.complete()), None)
+    found, damaged = choose(run, run.store.complete, 1)
+    newest = next(iter(found), None)
     if newest is not None:
         load(run, newest)
     if run.is_main:
-        run.log.truncate(run.state.step)
+        run.store.set_aside(damaged)
+        why = run.finished()
+        print(f"resuming {newest}" if newest else "no checkpoint to resume: starting at step 0", file=sys.stderr)
+        if why:
+            print(f"this run is finished ({why}): its model is measured and written again", file=sys.stderr)
+
+
+def choose(run: Run, candidates: Callable[[], list[Path]], count: int) -> tuple[list[Path], dict[Path, str]]:
+    """The first so many checkpoints that verify, and what is wrong with others before them; all processes agree."""
+    found = [run.store.sound(candidates(), count)] if run.is_main else [([], {})]
+    return broadcast_object_list(found)[0]
 
 
 def load(run: Run, folder: Path) -> None:
@@ -407,17 +433,25 @@ def _changes(old: Any, new: Any, where: str = "") -> Iterator[str]:
 
 
 def finish(run: Run) -> None:
-    """Put the weights that the recipe asks for into the model: the last, the best, or an average."""
+    """Put the weights that the recipe asks for into the model: the last, the best, or an average.
+
+    Damaged checkpoints are named and set aside. Raises CheckpointError when none is left of those that are needed,
+    TrainingError when weights are not finite.
+    """
     choice, spec, model = run.recipe.optimisation.final_weights, run.recipe.optimisation, run.eval_model
-    if choice == "best" and (best := run.store.best()) is not None:
-        checkpoints.load_weights(model, checkpoints.read_tensors(best, "model.safetensors"))
-    elif choice == "mean":
-        folders = run.store.complete()[: spec.mean_of]
+    if choice in ("best", "mean"):
+        count = 1 if choice == "best" else spec.mean_of
+        found, damaged = choose(run, run.store.by_score if choice == "best" else run.store.complete, count)
+        if run.is_main:
+            run.store.set_aside(damaged)
+        if not found:
+            raise checkpoints.CheckpointError(f"optimisation.final_weights: no sound checkpoint is left for {choice}")
         sums: dict[str, torch.Tensor] = {}
-        for folder in folders:
-            for name, tensor in checkpoints.read_tensors(folder, "model.safetensors").items():
-                sums[name] = sums.get(name, 0) + tensor.double() / len(folders)
+        for path in found:
+            for name, tensor in checkpoints.read_tensors(path, "model.safetensors").items():
+                sums[name] = sums.get(name, 0) + tensor.double() / len(found)
         checkpoints.load_weights(model, sums)
     elif (measured := run.measured_model()) is not model:
         checkpoints.load_weights(model, checkpoints.weights(measured))
+    check_weights(model, run.state.step)
     model.to(run.accelerator.device)
