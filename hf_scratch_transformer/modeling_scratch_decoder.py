@@ -101,8 +101,8 @@ class ScratchDecoderForCausalLM(ScratchLanguageModel, GenerationMixin):
     ) -> CausalLMOutputWithPast:
         """
         Args:
-            labels: the tokens themselves (B, T), shifted by one here, or `shift_labels`, by the caller; -100 where there
-                is nothing to predict, as there is not after padding. The rest as `ScratchDecoderModel`, `LossKwargs`.
+            labels: the tokens themselves (B, T), shifted by one here, or `shift_labels`, by the caller; -100 where
+                there is nothing to predict, as after padding. The rest as `ScratchDecoderModel`, `LossKwargs`.
             logits_to_keep: logits for that many last positions, or for these positions, only; 0 for all.
 
         Returns:

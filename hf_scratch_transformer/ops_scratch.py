@@ -19,13 +19,10 @@ from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 
 def is_compiling_or_tracing() -> bool:
-    """Whether somebody other than a backward pass follows the operations: a compiler, a tracer, a transform."""
-    return torch.compiler.is_compiling() or torch._C._is_tracing() or is_transformed()
-
-
-def is_transformed() -> bool:
-    """Whether a functional transform or a forward-mode derivative follows them, which know those of torch alone."""
-    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    """Whether somebody other than a backward pass follows the operations: a compiler, a tracer, a functional transform,
+    a derivative in forward mode."""
+    follows = torch.compiler.is_compiling() or torch._C._is_tracing() or torch._C._are_functorch_transforms_active()
+    return follows or forward_ad._current_level >= 0
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
@@ -142,7 +139,9 @@ def linear_cross_entropy(
     """
     dtype = compute_dtype(hidden_states)
     hidden_states, weight, bias = hidden_states.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-    if is_transformed():
+    if (
+        torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    ):  # which know torch's operations only
         logits = F.linear(hidden_states, weight, bias).to(torch.promote_types(dtype, torch.float32))
         return F.cross_entropy(logits, target_ids, reduction="sum", label_smoothing=label_smoothing)
     return operation(hidden_states, weight, bias, target_ids, label_smoothing, torch.is_grad_enabled())[0]

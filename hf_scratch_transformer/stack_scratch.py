@@ -181,7 +181,8 @@ class ScratchStack(ScratchPreTrainedModel):
         elif cache is not None and isinstance(past_length, int) and past_length == 0:
             self.preallocate(cache)
         if layout is None:
-            masks = self.make_masks(inputs_embeds, attention_mask, position_ids, cache, kwargs)
+            filled = None if type(cache) is DynamicCache and not past_length else cache  # one that has a say in masks
+            masks = self.make_masks(inputs_embeds, attention_mask, position_ids, filled, kwargs)
         if position_ids is None:
             position_ids = self.default_positions(inputs_embeds, attention_mask, past_length)
         hidden_states = self.embeddings(inputs_embeds, position_ids, token_type_ids)
@@ -315,7 +316,7 @@ class ScratchStack(ScratchPreTrainedModel):
                 raise ValueError(f"attention_mask of shape {(rows, columns)} does not fit input of {(batch, length)}")
         if position_ids is not None and position_ids.shape[-1] != length:
             raise ValueError(f"position_ids of shape {tuple(position_ids.shape)} do not fit input of length {length}")
-        if isinstance(cache, StaticCache):
+        if type(cache) is StaticCache:
             if isinstance(past_length, Tensor):  # reading it would stall a GPU
                 past_length = int(past_length) if past_length.is_cpu and not is_compiling_or_tracing() else 0
             slots, total = [layer.max_cache_len for layer in cache.layers if not layer.is_sliding], past_length + length
