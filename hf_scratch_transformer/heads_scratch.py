@@ -9,6 +9,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers.cache_utils import Cache
 from transformers.modeling_outputs import (
     ModelOutput,
     QuestionAnsweringModelOutput,
@@ -21,7 +22,7 @@ from transformers.utils import can_return_tuple
 from .configuration_scratch import ACTIVATIONS, ScratchConfig
 from .layers_scratch import make_norm
 from .ops_scratch import is_unmodified, linear_cross_entropy, next_token_logits
-from .stack_scratch import ScratchKwargs, ScratchPreTrainedModel
+from .stack_scratch import ScratchKwargs, ScratchPreTrainedModel, is_padding_mask, of_new_tokens
 
 
 class LossKwargs(ScratchKwargs, total=False):
@@ -71,6 +72,7 @@ class ScratchLanguageModel(ScratchPreTrainedModel):
         self,
         outputs: ModelOutput,
         targets: Tensor | None,  # (B, T), aligned with the hidden states; -100 where there is nothing to predict
+        attention_mask: Any = None,  # of the tokens that predict
         logits_to_keep: int | Tensor = 0,
         loss_only: bool = False,
         label_smoothing: float = 0.0,
@@ -78,6 +80,8 @@ class ScratchLanguageModel(ScratchPreTrainedModel):
     ) -> ModelOutput:
         """The backbone's outputs, with logits and loss in the place of its last hidden states."""
         hidden_states = outputs.last_hidden_state
+        if targets is not None:
+            targets = leave_out_padding(targets, attention_mask, outputs.get("past_key_values")).long()
         if not isinstance(logits_to_keep, int) or logits_to_keep:
             kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
             hidden_states, targets = hidden_states[:, kept], None if targets is None else targets[:, kept].contiguous()
@@ -86,7 +90,6 @@ class ScratchLanguageModel(ScratchPreTrainedModel):
             transformed = hidden_states if self.lm_transform is None else self.lm_transform(hidden_states)
             logits = next_token_logits(self.lm_head, transformed)
         if targets is not None:
-            targets = targets.long()
             if num_items_in_batch is None:
                 num_items_in_batch = (targets != -100).sum().clamp(min=1)  # without a target the loss is 0, not NaN
             if logits is None:
@@ -131,6 +134,15 @@ class ScratchTransform(nn.Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         return self.norm(self.activation(self.dense(hidden_states)))
+
+
+def leave_out_padding(targets: Tensor, attention_mask: Any, cache: Cache | None = None) -> Tensor:
+    """(B, T) -> (B, T), with -100 where the token that predicts is padding, whose state means nothing and depends on
+    the backend; native models predict the first token of a text from it where padding is on the left."""
+    if not is_padding_mask(attention_mask):
+        return targets
+    total, length = attention_mask.shape[1] if cache is None else cache.get_seq_length(), targets.shape[1]
+    return targets.masked_fill(of_new_tokens(attention_mask, length, total - length) == 0, -100)
 
 
 def token_loss(
@@ -186,7 +198,7 @@ class ScratchClassifier(ScratchPreTrainedModel):
         inputs = {"attention_mask": attention_mask, "position_ids": position_ids, **kwargs}
         logits, recorded = self.score(input_ids, inputs_embeds, (labels,), inputs)
         count = loss_kwargs.get("num_items_in_batch")
-        loss = None if labels is None else self.loss(logits, labels, count)
+        loss = None if labels is None else self.loss(logits, labels, count, attention_mask)
         return self.output_type(loss=loss, logits=logits, **recorded)
 
     def score(
@@ -220,8 +232,8 @@ class ScratchClassifier(ScratchPreTrainedModel):
         """The vectors to classify, of the backbone's output: one for each token (B, T, D)."""
         return outputs.last_hidden_state
 
-    def loss(self, logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
-        return token_loss(logits, labels, num_items_in_batch)
+    def loss(self, logits: Tensor, labels: Tensor, num_items_in_batch: Any, attention_mask: Any) -> Tensor:
+        return token_loss(logits, leave_out_padding(labels, attention_mask), num_items_in_batch)
 
 
 class ScratchForSequenceClassification(ScratchClassifier):
@@ -238,7 +250,7 @@ class ScratchForSequenceClassification(ScratchClassifier):
         single = self.config.problem_type == "single_label_classification" or self.config.num_labels == 1
         return inputs.shape[:1] if single else (len(inputs), self.config.num_labels)
 
-    def loss(self, logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
+    def loss(self, logits: Tensor, labels: Tensor, num_items_in_batch: Any, attention_mask: Any) -> Tensor:
         """Mean squared error, cross-entropy, or binary cross-entropy, as `config.problem_type` says or the labels show.
 
         Summed and divided by `num_items_in_batch` numbers, or by how many there are. The loss of transformers heeds

@@ -101,8 +101,8 @@ class ScratchDecoderForCausalLM(ScratchLanguageModel, GenerationMixin):
     ) -> CausalLMOutputWithPast:
         """
         Args:
-            labels: the tokens themselves (B, T), -100 where there is nothing to predict; shifted by one here. Or
-                `shift_labels`, shifted by the caller, in their stead. The rest as `ScratchDecoderModel`, `LossKwargs`.
+            labels: the tokens themselves (B, T), shifted by one here, or `shift_labels`, by the caller; -100 where
+                there is nothing to predict, as after padding. The rest as `ScratchDecoderModel`, `LossKwargs`.
             logits_to_keep: logits for that many last positions, or for these positions, only; 0 for all.
 
         Returns:
@@ -122,7 +122,7 @@ class ScratchDecoderForCausalLM(ScratchLanguageModel, GenerationMixin):
         outputs = self.model(
             input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache=use_cache, **kwargs
         )
-        return self.predict(outputs, targets, logits_to_keep, **loss_kwargs)
+        return self.predict(outputs, targets, attention_mask, logits_to_keep, **loss_kwargs)
 
 
 class ScratchDecoderForSequenceClassification(ScratchForSequenceClassification):

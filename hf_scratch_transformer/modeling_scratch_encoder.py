@@ -109,7 +109,7 @@ class ScratchEncoderForMaskedLM(ScratchLanguageModel):
         check_token_labels(labels, input_ids if inputs_embeds is None else inputs_embeds)
         loss_kwargs = take_loss_kwargs(kwargs)
         outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds, **kwargs)
-        return self.predict(outputs, labels, **loss_kwargs)
+        return self.predict(outputs, labels, attention_mask, **loss_kwargs)
 
 
 class ScratchEncoderForSequenceClassification(ScratchForSequenceClassification):

@@ -254,4 +254,4 @@ class ScratchSeq2SeqForConditionalGeneration(ScratchLanguageModel, GenerationMix
         source = input_ids, attention_mask
         target = decoder_input_ids, decoder_attention_mask, encoder_outputs, past_key_values
         outputs = self.model(*source, *target, inputs_embeds, decoder_inputs_embeds, use_cache, **kwargs)
-        return self.predict(outputs, labels, **loss_kwargs)
+        return self.predict(outputs, labels, decoder_attention_mask, **loss_kwargs)

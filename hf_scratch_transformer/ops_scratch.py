@@ -5,18 +5,24 @@ Shapes: N rows, D width, V vocabulary.
 """
 
 import math
+import zlib
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
+from torch.nn.modules.module import _has_any_global_hook
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 
 def is_compiling_or_tracing() -> bool:
-    """Whether somebody other than autograd follows the operations: a compiler, a tracer, a functional transform."""
-    return torch.compiler.is_compiling() or torch._C._is_tracing() or torch._C._are_functorch_transforms_active()
+    """Whether somebody other than a backward pass follows the operations: a compiler, a tracer, a functional transform,
+    a derivative in forward mode."""
+    follows = torch.compiler.is_compiling() or torch._C._is_tracing() or torch._C._are_functorch_transforms_active()
+    return follows or forward_ad._current_level >= 0
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
@@ -28,12 +34,12 @@ def compute_dtype(x: Tensor) -> torch.dtype:
 
 
 def is_unmodified(linear: nn.Module) -> TypeGuard[nn.Linear]:
-    """Whether calling it is to multiply by its weight and no more: not adapted, quantised, sharded or hooked."""
+    """Whether calling it is to multiply by its weight and no more: not adapted, quantised, sharded or listened to."""
     return (
         type(linear) is nn.Linear
         and type(linear.weight) is nn.Parameter
         and not (linear._forward_pre_hooks or linear._forward_hooks)
-        and not (linear._backward_pre_hooks or linear._backward_hooks)
+        and not (linear._backward_pre_hooks or linear._backward_hooks or _has_any_global_hook())
         and "forward" not in vars(linear)  # where accelerate puts its hooks
     )
 
@@ -102,7 +108,6 @@ def next_token_logits(head: nn.Module, hidden_states: Tensor) -> Tensor:  # (B, 
         or not 0 < math.prod(rows) <= 64
         or torch.is_grad_enabled()
         or not is_unmodified(head)
-        or nn.modules.module._has_any_global_hook()
         or not hidden_states.dtype == head.weight.dtype == torch.float32
         or torch.is_autocast_enabled("cpu")
     ):
@@ -134,7 +139,12 @@ def linear_cross_entropy(
     """
     dtype = compute_dtype(hidden_states)
     hidden_states, weight, bias = hidden_states.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-    return _operation(hidden_states, weight, bias, target_ids, label_smoothing, torch.is_grad_enabled())[0]
+    if (
+        torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    ):  # which know torch's operations only
+        logits = F.linear(hidden_states, weight, bias).to(torch.promote_types(dtype, torch.float32))
+        return F.cross_entropy(logits, target_ids, reduction="sum", label_smoothing=label_smoothing)
+    return operation(hidden_states, weight, bias, target_ids, label_smoothing, torch.is_grad_enabled())[0]
 
 
 def cross_entropy_in_chunks(
@@ -193,6 +203,8 @@ def _save_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...
 
 
 def _backward(ctx: Any, grad: Tensor, *unused: Any) -> tuple[Tensor | None, ...]:
+    if torch.is_grad_enabled():  # they would be 0, in silence
+        raise NotImplementedError("loss_only=True has no second derivatives by backward: use loss_only=False")
     # In place, since they are as large as the table, unless they are kept, or a compiler plans their memory.
     is_kept = torch.compiler.is_compiling() or torch._C._autograd._get_current_graph_task_keep_graph()
     scale = torch.mul if is_kept else Tensor.mul_
@@ -200,20 +212,19 @@ def _backward(ctx: Any, grad: Tensor, *unused: Any) -> tuple[Tensor | None, ...]
     return grad_states, grad_weight, grad_bias if ctx.has_bias else None, None, None, None
 
 
-# To torch.compile one operation, since how often its loop runs depends on how many targets a batch has. Of several
-# copies of this file, the package's and those of models from the Hub, the first to come registers it for all.
-if not hasattr(torch.ops.scratch_transformer, "cross_entropy_in_chunks"):
-    _registered = torch.library.custom_op(
-        "scratch_transformer::cross_entropy_in_chunks", cross_entropy_in_chunks, mutates_args=()
-    )
+# To torch.compile one operation, since how often its loop runs depends on how many targets a batch has. Copies of this
+# file, the package's and those of models from the Hub, share it where they are the same.
+_name = f"cross_entropy_in_chunks_{zlib.crc32(Path(__file__).read_bytes()):08x}"
+if not hasattr(torch.ops.scratch_transformer, _name):
+    _registered = torch.library.custom_op(f"scratch_transformer::{_name}", cross_entropy_in_chunks, mutates_args=())
     _registered.register_fake(_shapes)
     _registered.register_autograd(_backward, setup_context=_save_gradients)
-_operation = torch.ops.scratch_transformer.cross_entropy_in_chunks
+operation = getattr(torch.ops.scratch_transformer, _name)
 
 
 def _flops(states: Any, weight: Tensor, bias: Any, targets: Tensor, smoothing: Any, gradients: bool, **_: Any) -> int:
     return (6 if gradients else 2) * int((targets != -100).sum()) * weight.numel()
 
 
-if _operation not in flop_registry:  # for `FlopCounterMode`, which cannot look inside
-    register_flop_formula(_operation, get_raw=True)(_flops)
+if operation not in flop_registry:  # for `FlopCounterMode`, which cannot look inside
+    register_flop_formula(operation, get_raw=True)(_flops)

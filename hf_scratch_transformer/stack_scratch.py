@@ -13,8 +13,9 @@ from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import initialization as init
-from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.masking_utils import (
     create_bidirectional_mask,
     create_bidirectional_sliding_window_mask,
@@ -180,8 +181,7 @@ class ScratchStack(ScratchPreTrainedModel):
         elif cache is not None and isinstance(past_length, int) and past_length == 0:
             self.preallocate(cache)
         if layout is None:
-            # An empty cache would hide that documents are packed.
-            filled = None if type(cache) is DynamicCache and not past_length else cache
+            filled = None if type(cache) is DynamicCache and not past_length else cache  # one that has a say in masks
             masks = self.make_masks(inputs_embeds, attention_mask, position_ids, filled, kwargs)
         if position_ids is None:
             position_ids = self.default_positions(inputs_embeds, attention_mask, past_length)
@@ -239,7 +239,8 @@ class ScratchStack(ScratchPreTrainedModel):
         """The mask of each kind of layer."""
         if isinstance(attention_mask, dict):
             return attention_mask  # as `generate` prepares them for a compiled step
-        kinds, is_next = set(self.layer_types), type(cache) is DynamicCache and inputs_embeds.shape[1] == 1
+        kinds, length = set(self.layer_types), inputs_embeds.shape[1]
+        is_next = type(cache) is DynamicCache and length == 1
         if attention_mask is None and is_next and kinds == {"full_attention"}:
             return {"full_attention": None}  # it sees all before it
         arguments: dict[str, Any] = {
@@ -248,12 +249,13 @@ class ScratchStack(ScratchPreTrainedModel):
             "attention_mask": attention_mask,
             "past_key_values": cache,
         }
-        if self.is_causal:
-            # Only those that the caller chose: under a compiler their mere presence costs the mask-free kernels.
-            arguments["position_ids"] = position_ids
-        elif position_ids is not None and attention_mask is None:
+        # Only positions that the caller chose: under a compiler their mere presence costs the mask-free kernels.
+        if position_ids is not None and attention_mask is None and length > 1:
             documents = find_packed_sequence_indices(position_ids.expand(len(inputs_embeds), -1))
             if documents is not None:
+                if cache is not None:  # which has more slots, and does not know the documents of tokens that it holds
+                    slots = max(cache.get_mask_sizes(length, index)[0] for index in range(len(self.layers)))
+                    documents = F.pad(documents * (cache.get_seq_length() == 0), (0, slots - length))
                 arguments["and_mask_function"] = packed_sequence_mask_function(documents)
         return {kind: MASKS[self.is_causal, kind](**arguments) for kind in kinds}
 
@@ -261,11 +263,9 @@ class ScratchStack(ScratchPreTrainedModel):
         """0, 1, 2, ... along each row (B or 1, T). Absolute positions count from the first real token, so that padding
         on the left changes nothing; rotary ones need not, since only differences of positions enter attention."""
         length = inputs_embeds.shape[1]
-        places = torch.arange(length, device=inputs_embeds.device) + past_length
         if self.positions.is_added and is_padding_mask(attention_mask):
-            counted = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
-            return counted[:, places] if counted.shape[1] > length else counted  # beside slots not filled yet, too
-        return places[None]
+            return of_new_tokens((attention_mask.long().cumsum(-1) - 1).clamp(min=0), length, past_length)
+        return (torch.arange(length, device=inputs_embeds.device) + past_length)[None]
 
     def masking_config(self, kwargs: dict[str, Any]) -> ScratchConfig:
         """The configuration to build masks with: that of the formula written out when its weights are asked for."""
@@ -316,7 +316,14 @@ class ScratchStack(ScratchPreTrainedModel):
                 raise ValueError(f"attention_mask of shape {(rows, columns)} does not fit input of {(batch, length)}")
         if position_ids is not None and position_ids.shape[-1] != length:
             raise ValueError(f"position_ids of shape {tuple(position_ids.shape)} do not fit input of length {length}")
-        # The length held by a static cache is a tensor; reading it would stall a GPU.
+        if type(cache) is StaticCache:
+            if isinstance(past_length, Tensor):  # reading it would stall a GPU
+                past_length = int(past_length) if past_length.is_cpu and not is_compiling_or_tracing() else 0
+            slots, total = [layer.max_cache_len for layer in cache.layers if not layer.is_sliding], past_length + length
+            if slots and total > slots[0]:
+                raise ValueError(
+                    f"past_key_values: {total} tokens do not fit a static cache of max_cache_len={slots[0]}"
+                )
         if self.positions.has_table and isinstance(past_length, int):
             total, limit = past_length + length, self.config.max_position_embeddings
             # Packed documents may be longer together than each may be; positions are read only where that matters.
@@ -340,6 +347,12 @@ MASKS = {  # by whether attention is causal, and the kind of layer
 @torch.compiler.assume_constant_result  # a compiler calls it once and does not look inside
 def nearest_argument(name: str, known: set[str]) -> str | None:
     return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.85)), None)
+
+
+def of_new_tokens(values: Tensor, length: int, past_length: int | Tensor) -> Tensor:
+    """(B, past + T) -> (B, T), also beside slots of a static cache that are not filled yet."""
+    places = slice(None) if values.shape[1] == length else torch.arange(length, device=values.device) + past_length
+    return values[:, places]
 
 
 def is_padding_mask(attention_mask: Any) -> bool:

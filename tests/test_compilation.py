@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.export import Dim
-from transformers import CompileConfig, DynamicCache, PreTrainedModel
+from transformers import CompileConfig, DynamicCache, PreTrainedModel, StaticCache
 
 from hf_scratch_transformer import (
     ScratchDecoderForCausalLM,
@@ -216,6 +216,11 @@ def test_packed_documents_stay_apart_in_a_compiled_model(model_class: type[PreTr
     alone = torch.cat([model(document).last_hidden_state for document in documents], dim=1)
     compiled = torch.compile(model, fullgraph=True, backend=Graphs())
     torch.testing.assert_close(compiled(**inputs).last_hidden_state, alone, atol=1e-5, rtol=1e-5)
+    if model_class is ScratchDecoderModel:  # also where they fill a cache
+        cache = StaticCache(config=model.config, max_cache_len=20)
+        cache.early_initialization(1, model.config.num_key_value_heads, model.config.head_dim, torch.float32, "cpu")
+        got = compiled(**inputs, past_key_values=cache).last_hidden_state
+        torch.testing.assert_close(got, alone, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("model_class", tiny.BACKBONES, ids=tiny.family)

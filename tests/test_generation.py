@@ -455,9 +455,36 @@ def test_more_tokens_than_learned_positions_are_refused_while_generating() -> No
         source = tiny.tokens(model.config.vocab_size, 1, 8)
         room = 10 - prompt_length(model, source) + 1  # the last token is never read
         assert generate(model, source, new=room).shape == (1, room)
-        for how in ({}, {"use_cache": False}):
+        static = {"cache_implementation": "static", "disable_compile": True}
+        for how in ({}, {"use_cache": False}, static):
             with pytest.raises(ValueError, match="max_position_embeddings=10"):
                 generate(model, source, new=room + 1, **how)
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("model_class", GENERATORS, ids=tiny.family)
+@torch.no_grad()
+def test_more_tokens_than_a_static_cache_holds_are_refused(model_class: type[PreTrainedModel], positions: str) -> None:
+    """At once or a call at a time; layers with a window forget what does not fit."""
+    model = tiny.model(model_class, position_embedding_type=positions)
+    is_translator = model.config.is_encoder_decoder
+    message = "past_key_values: 17 tokens do not fit a static cache of max_cache_len=16"
+    for steps in ([17], [16, 1], [8, 9]):
+        cache = static_cache(model)
+        for step in steps:
+            ids = {"input_ids": tiny.tokens(40, 1, step)}
+            inputs = ids | {"decoder_input_ids": ids["input_ids"]} if is_translator else ids
+            if cache.get_seq_length() + step <= 16:
+                model(**inputs, past_key_values=cache)
+                continue
+            with tiny.no_multiplication(), pytest.raises(ValueError, match=message):
+                (model.model.decoder if is_translator else model)(**ids, past_key_values=cache)
+    if not is_translator:
+        model.config.sliding_window, model.config.layer_types = 3, ["sliding_attention"] * 2
+        model.model.layer_types = model.config.layer_types
+        cache, ids = static_cache(model), tiny.tokens(40, 1, 20)
+        got = torch.cat([model(part, past_key_values=cache).logits for part in ids.split([17, 3], dim=1)], dim=1)
+        torch.testing.assert_close(got, model(ids, use_cache=False).logits, atol=1e-5, rtol=1e-5)
 
 
 # Encoder-decoders whose two sides differ

@@ -14,6 +14,7 @@ from . import tiny
 
 TRANSLATOR = scratch.ScratchSeq2SeqForConditionalGeneration
 CLASSIFIERS = tuple(head for head in tiny.HEADS if head not in tiny.LANGUAGE_MODELS)
+TOKEN_HEADS = (*tiny.LANGUAGE_MODELS, *(head for head in CLASSIFIERS if tiny.task(head) == "TokenClassification"))
 SEQUENCE_CLASSIFIERS = tuple(head for head in CLASSIFIERS if tiny.task(head) == "SequenceClassification")
 APART = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 50}
 VOCABULARIES = {
@@ -298,6 +299,42 @@ def test_hooks_of_the_backward_pass_hear_the_head_when_only_the_loss_is_asked_fo
     inputs = tiny.inputs(model)
     model(**inputs, **tiny.labels(model, inputs), loss_only=True).loss.backward()
     assert heard == ["before", "after"]
+
+
+@pytest.mark.parametrize("kind", ["forward_pre", "forward", "full_backward_pre", "full_backward"])
+@pytest.mark.parametrize("head", tiny.LANGUAGE_MODELS, ids=tiny.family)
+def test_hooks_of_all_modules_hear_the_head_when_only_the_loss_is_asked_for(head, kind):
+    model, heard = tiny.model(head), []
+    inputs = tiny.inputs(model)
+    inputs |= tiny.labels(model, inputs)
+    register = getattr(torch.nn.modules.module, f"register_module_{kind}_hook")
+    handle = register(lambda module, *_: heard.append(module))
+    try:
+        loss = model(**inputs, loss_only=True).loss
+        loss.backward()
+    finally:
+        handle.remove()
+    assert heard.count(model.lm_head) == 1
+    assert_close(model(**inputs, loss_only=True).loss, loss)
+    assert heard.count(model.lm_head) == 1
+
+
+@pytest.mark.parametrize("loss_only", [False, True])
+@pytest.mark.parametrize("head", TOKEN_HEADS, ids=lambda head: head.__name__)
+def test_padding_predicts_nothing(head, loss_only):
+    """Whatever labels say of it, and also where the first token after it is asked for."""
+    model = tiny.model(head)
+    inputs = tiny.inputs(model, padding="left")
+    mask, is_shifted = inputs["attention_mask"], tiny.task(head) == "CausalLM"
+    if head is TRANSLATOR:
+        inputs |= {"decoder_attention_mask": mask, "decoder_input_ids": inputs["input_ids"].flip(1)}
+    labels = torch.arange(mask.numel()).view(mask.shape) % 2
+    # A decoder's token follows what predicts it; the first one follows nothing.
+    predicted = labels.masked_fill((mask.roll(1, 1) if is_shifted else mask) == 0, -100)
+    count = (predicted[:, is_shifted:] != -100).sum()
+    summed = model(**inputs, labels=predicted, num_items_in_batch=1).loss
+    assert_close(model(**inputs, labels=labels, num_items_in_batch=1, loss_only=loss_only).loss, summed)
+    assert_close(model(**inputs, labels=labels, loss_only=loss_only).loss, summed / count)
 
 
 @pytest.mark.parametrize("head", tiny.LANGUAGE_MODELS, ids=tiny.family)

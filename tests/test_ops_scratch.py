@@ -1,10 +1,14 @@
 """Less work gives the same numbers."""
 
+import functools
 import importlib.util
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 from torch.testing import assert_close
 
@@ -73,15 +77,66 @@ def test_gradients_may_be_asked_for_twice() -> None:
     assert all(map(torch.equal, once, twice)) and all(map(torch.equal, once, last))
 
 
-def test_cross_entropy_may_be_loaded_twice() -> None:
-    """As it is when a model comes from the Hub beside the installed package, or two models do."""
-    spec = importlib.util.spec_from_file_location("stranger.ops_scratch", ops.__file__)
+@pytest.mark.parametrize("factor", [1, 2])
+def test_cross_entropy_may_be_loaded_twice(factor: int, tmp_path: Path) -> None:
+    """As it is when a model comes from the Hub beside the installed package, or two models do, perhaps of other
+    versions: each has the loss and the gradients of its own file."""
+    code, line = Path(ops.__file__).read_text(), "return loss, grad_states, grad_weight.to"
+    assert line in code
+    path = tmp_path / "ops_scratch.py"
+    path.write_text(code.replace(line, f"return {factor} * loss, grad_states, {factor} * grad_weight.to"))
+    spec = importlib.util.spec_from_file_location("stranger.ops_scratch", path if factor > 1 else ops.__file__)
     stranger = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(stranger)
     inputs, targets = head_and_targets(5, bias=False)
     one, other = (module.linear_cross_entropy(*inputs, targets) for module in (ops, stranger))
-    assert one == other
-    assert torch.equal(*(torch.autograd.grad(loss, inputs[1])[0] for loss in (one, other)))
+    assert factor * one == other
+    one, other = (torch.autograd.grad(loss, inputs[1])[0] for loss in (one, other))
+    assert torch.equal(factor * one, other)
+
+
+def tangents(function: Callable, inputs: list[Tensor], directions: list[Tensor]) -> tuple[Tensor, ...]:
+    """The derivative in these directions: by a functional transform, and by dual numbers with and without gradients."""
+    found = [torch.func.jvp(function, tuple(inputs), tuple(directions))[1]]
+    for has_gradients in (True, False):
+        with forward_ad.dual_level(), torch.set_grad_enabled(has_gradients):
+            duals = map(forward_ad.make_dual, inputs, directions)
+            found.append(forward_ad.unpack_dual(function(*duals)).tangent)
+    return tuple(found)
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("bias", [False, True])
+def test_cross_entropy_in_chunks_has_derivatives_of_every_kind(bias: bool, label_smoothing: float) -> None:
+    inputs, targets = head_and_targets(9, bias)
+    inputs = [x.detach() for x in inputs if x is not None]
+    directions = [torch.randn_like(x) for x in inputs]
+    targets[::3] = -100
+
+    def ours(states: Tensor, weight: Tensor, *bias: Tensor) -> Tensor:
+        return ops.linear_cross_entropy(states, weight, *(bias or [None]), targets, label_smoothing)
+
+    def plain(*inputs: Tensor) -> Tensor:
+        return F.cross_entropy(F.linear(*inputs), targets, reduction="sum", label_smoothing=label_smoothing)
+
+    close = functools.partial(assert_close, atol=1e-10, rtol=1e-10)
+    expected = torch.func.jvp(plain, tuple(inputs), tuple(directions))[1]
+    for tangent in tangents(ours, inputs, directions):
+        close(tangent, expected)
+    compiled = torch.compile(lambda *x: torch.func.jvp(ours, x, tuple(directions))[1], backend="aot_eager")
+    close(compiled(*inputs), expected)
+    curvature = torch.func.jvp(torch.func.grad(plain), tuple(inputs), tuple(directions))[1]
+    close(torch.func.jvp(torch.func.grad(ours), tuple(inputs), tuple(directions))[1], curvature)
+    batch = torch.stack([inputs[0], directions[0]])
+    each = (torch.func.vmap(torch.func.grad(f), (0, *[None] * len(inputs[1:]))) for f in (ours, plain))
+    close(*(function(batch, *inputs[1:]) for function in each))
+
+
+def test_second_derivatives_that_would_be_zero_are_refused() -> None:
+    inputs, targets = head_and_targets(5, bias=True)
+    loss = ops.linear_cross_entropy(*inputs, targets)
+    with pytest.raises(NotImplementedError, match="no second derivatives by backward: use loss_only=False"):
+        torch.autograd.grad(loss, inputs, create_graph=True)
 
 
 # Root mean square norm
@@ -105,6 +160,10 @@ def test_the_norm_on_a_cpu_has_the_gradients_of_torchs(shape):
     with torch.no_grad():
         assert_close(norm(x), expected[0].detach(), atol=1e-10, rtol=0)
     assert_close(torch.func.vmap(norm)(x), expected[0], atol=1e-10, rtol=0)
+    direction = [torch.randn_like(x)]
+    _, tangent = torch.func.jvp(lambda x: F.rms_norm(x, (16,), norm.weight, 0.1), (x.detach(),), tuple(direction))
+    for found in tangents(norm, [x.detach()], direction):
+        assert_close(found, tangent, atol=1e-10, rtol=1e-10)
 
 
 @pytest.mark.parametrize("frozen", ["x", "weight"])

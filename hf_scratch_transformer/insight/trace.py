@@ -37,7 +37,7 @@ Shape = tuple[int, ...]
 aten = torch.ops.aten
 FUSED_ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu
 INDEXING = (aten.index.Tensor, aten.index_put_.default, aten.index_put.default, aten._index_put_impl_.default)
-HEAD_AND_LOSS = torch.ops.scratch_transformer.cross_entropy_in_chunks.default
+HEAD_AND_LOSS = ops_scratch.operation.default
 MASKED_SHARE = 0.15  # of the tokens are targets of a masked language model: BERT, section 3.1
 
 
@@ -212,6 +212,7 @@ def _tracing(model: nn.Module, target_share: float = 1.0) -> Iterator["_Tracer"]
         with (
             mock.patch.object(F, "scaled_dot_product_attention", _attend),
             mock.patch.object(ops_scratch, "CHUNK", ops_scratch.CPU_CHUNK),  # memory is told as on a CPU
+            mock.patch.object(ops_scratch, "_has_any_global_hook", lambda: False),  # those of `recording` are no reason
             _Tracer(model, target_share) as tracer,
         ):
             yield tracer
@@ -348,7 +349,7 @@ class _Tracer(TorchDispatchMode):
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Within it, every call of a module of the model is written down. By hooks on all modules there are, since one
-        that has hooks of its own may be treated differently, as our head is when only the loss is asked for."""
+        that has hooks of its own is treated differently, as our head is when only the loss is asked for."""
         paths = {module: path for path, module in self.model.named_modules()}
 
         def enter(module: nn.Module, args: Any) -> None:
