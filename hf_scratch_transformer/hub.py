@@ -58,8 +58,8 @@ SCORES = {
 # What a row of metrics says of the moment it was measured at.
 PLACES = {"step", "epoch", "seconds", "targets"}
 
-# What a model's repository consists of, beside its weights and its code. Nothing else is uploaded: what lies in a folder
-# may be a key, a log or a pickle.
+# What a model's repository consists of, beside its weights and its code. Nothing else is uploaded: what else lies in a
+# folder may be a key, a log or a pickle.
 CONTENTS = (
     *("README.md", "LICENSE", "LICENSE.md", "LICENSE.txt", "NOTICE", "NOTICE.txt", "CITATION.cff", ".gitattributes"),
     *(CONFIG_NAME, GENERATION_CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, "curves.png", ".eval_results/*.yaml"),
@@ -247,8 +247,8 @@ def push(
 ) -> CommitInfo:
     """Upload a complete folder to the Hub; the repository, and the branch `revision`, are made if they are not there.
 
-    Only what a model's repository consists of is sent: `CONTENTS`, the weights, the code. Weights and results of an earlier upload that the folder no longer has are deleted in the same commit. `token`: the
-    stored one by default.
+    Sent are the weights, the code and `CONTENTS`. Weights and results of an earlier upload that the folder no longer
+    has are deleted in the same commit. `token`: the stored one by default.
 
     Raises:
         ValueError: the folder is not complete or holds something else (nothing is sent), or the Hub refuses the card's
