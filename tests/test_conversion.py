@@ -568,6 +568,26 @@ def test_parameters_that_do_not_fit_are_refused(change, message, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("model.safetensors", b"", "model.safetensors: SafetensorError"),
+        ("model.safetensors.index.json", b"{}", "index.json: KeyError: 'weight_map'"),
+        ("config.json", b'{"model_type": "llama", "hidden_size": "x"}', "config.json: .*'hidden_size'.*'x'"),
+        ("config.json", b'{"model_type": "llama", "architectures": 3}', "config.json: "),
+        ("config.json", b'{"model_type": ["llama"]}', "unknown architecture"),
+        ("config.json", b"[1]", "config.json: AttributeError"),
+        ("generation_config.json", b"[1]", "generation_config.json: "),
+    ],
+)
+def test_files_that_cannot_be_read_are_named(file, content, message, tmp_path):
+    native("llama").save_pretrained(tmp_path / "native")
+    (tmp_path / "native" / file).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        convert_folder(tmp_path / "native", tmp_path / "ours")
+    assert [path.name for path in tmp_path.iterdir()] == ["native"]
+
+
+@pytest.mark.parametrize(
     ("family", "overrides", "complaints"),
     [
         ("bert", {}, ["norm_type='rms_norm' must be 'layer_norm'", "num_key_value_heads=2 must be 4", "'rotary'"]),
