@@ -264,6 +264,8 @@ def prepare(
         role: corpus.load(recipe, role, objective.encode, keep_texts=True) if role in recipe.data.splits else None
         for role in ("validation", "test")
     }
+    for split in filter(None, held_out.values()):
+        objective.plan(split, None)  # refuses one that is too short now, not at the first evaluation
     if accelerator.is_main_process:
         announce(accelerator, objective, model, {"train": train, **held_out}, is_sharded=plugin is not None)
     spec, ema_model, eval_model = recipe.optimisation, None, model
