@@ -699,7 +699,7 @@ def test_the_command(tmp_path, capsys):
     assert capsys.readouterr().err == f"scratch-transformer: {ours} exists already: name a new folder\n"
 
 
-def write_gguf(model: transformers.LlamaForCausalLM, path: Path) -> None:
+def write_gguf(model: transformers.LlamaForCausalLM, path: Path, without: str = "") -> None:
     """A Llama as llama.cpp stores it, by its own Python package: entries of a rotated pair are interleaved."""
     import gguf
 
@@ -724,7 +724,7 @@ def write_gguf(model: transformers.LlamaForCausalLM, path: Path) -> None:
     writer.add_pad_token_id(config.pad_token_id)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     for name, tensor in model.state_dict().items():
-        if name in model.all_tied_weights_keys:
+        if name in (*model.all_tied_weights_keys, without):
             continue
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
         if heads:
@@ -754,3 +754,15 @@ def test_gguf_out_and_in(tmp_path):
         for name, tensor in ours.state_dict().items():
             assert torch.equal(again.state_dict()[name], tensor), name
     assert AutoTokenizer.from_pretrained(tmp_path / "ours").vocab_size == 40
+
+
+def test_gguf_with_weights_missing_is_refused(tmp_path):
+    """transformers would draw them at random, with a warning."""
+    ours = tiny.model(scratch.ScratchDecoderForCausalLM, hidden_act="swiglu", tie_word_embeddings=False)
+    write_gguf(convert_to(ours, "llama"), tmp_path / "model.gguf", without="model.layers.1.mlp.up_proj.weight")
+    with pytest.raises(ValueError, match="model.gguf: 1 weights are missing: model.layers.1.mlp.up_proj.weight"):
+        convert_folder(tmp_path / "model.gguf", tmp_path / "ours")
+    (tmp_path / "model.gguf").write_bytes(b"GGUF" + bytes(40))
+    with pytest.raises(ValueError, match="model.gguf: "):
+        convert_folder(tmp_path / "model.gguf", tmp_path / "ours")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]

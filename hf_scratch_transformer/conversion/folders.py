@@ -24,7 +24,7 @@ from ..files import reading, replacing
 from ..stack_scratch import ScratchPreTrainedModel
 from .families import FAMILIES
 from .tables import Family
-from .weights import FolderWeights, Translation
+from .weights import FolderWeights, Translation, in_short
 
 GgufConfig = getattr(transformers, "GgufConfig", None)
 OUR_CONFIGS = {
@@ -187,7 +187,10 @@ def _opened(source: str | os.PathLike[str]) -> Iterator[tuple[Path, PreTrainedCo
             file = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
             # Newer versions of transformers would keep the blocks of the file as they are.
             whole = {"quantization_config": GgufConfig(dequantize=True)} if GgufConfig is not None else {}
-            model = AutoModelForCausalLM.from_pretrained(**file, **whole)
+            with reading(path):
+                model, found = AutoModelForCausalLM.from_pretrained(**file, **whole, output_loading_info=True)
+            if missing := sorted(found["missing_keys"]):  # which transformers draws at random
+                raise ValueError(f"{path}: {len(missing)} weights are missing: {in_short(missing)}")
             if hasattr(model.config, "quantization_config"):
                 del model.config.quantization_config
             model.generation_config.save_pretrained(unpacked)

@@ -33,7 +33,7 @@ DEPTHS = ("layer", "n_layer", "depth", "block", "workers")  # a number of what i
 def odd(name: str = "") -> st.SearchStrategy[Any]:
     """A value that may not fit a field of this name; nothing that would only take long."""
     values = [v for v in ODD if not (type(v) is int and v > 100 and any(part in name for part in DEPTHS))]
-    return st.sampled_from(values) | st.text(max_size=8)
+    return st.sampled_from(values).map(copy.deepcopy) | st.text(max_size=8)  # copies: what is drawn is changed again
 
 
 def _places(tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

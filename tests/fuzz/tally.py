@@ -18,7 +18,7 @@ from hypothesis import settings
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 60  # that a case may take
-COLUMNS = ("cases", "refused", "accepted", "tracebacks", "other faults", "seconds")
+COLUMNS = ("cases", "refused", "accepted", "tracebacks", "other faults", "seconds", "of processor")
 
 
 class TooLong(BaseException):
@@ -32,7 +32,7 @@ class Tally:
         self.kind, self.base = kind, base
         self.counts: Counter[str] = Counter()
         self.faults: dict[str, str] = {}
-        self.started = time.monotonic()
+        self.started = time.monotonic(), time.process_time()
 
     @contextlib.contextmanager
     def folder(self) -> Iterator[Path]:
@@ -99,8 +99,10 @@ class Tally:
         )
 
     def summary(self) -> dict[str, Any]:
-        seconds = round(time.monotonic() - self.started, 1)
-        return {"kind": self.kind, **{name: self.counts[name] for name in COLUMNS[:-1]}, "seconds": seconds}
+        ended = time.monotonic(), time.process_time()
+        seconds = [round(end - start, 1) for start, end in zip(self.started, ended, strict=True)]
+        counts = {name: self.counts[name] for name in COLUMNS[:-2]}
+        return {"kind": self.kind, **counts, **dict(zip(COLUMNS[-2:], seconds, strict=True))}
 
 
 def _plain(text: str) -> str:

@@ -235,7 +235,7 @@ def test_configs(tally, case, options):
     tree, names = case
     with tally.folder() as place:
         write(place / "config.json", tree)
-        tally.run(commands, ["inspect", "config.json", "--length", "5", *options], names)
+        tally.run(commands, ["inspect", "config.json", "--length", "5", *options], [*names, *tree])
 
 
 # --- Folders --------------------------------------------------------------------------------------------------------
