@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -46,6 +46,7 @@ def sentence_embeddings(
     for row, ids in enumerate(encoded):
         if not ids:
             raise ValueError(f"texts[{row}]={texts[row]!r} has no tokens")
+    check_ids(model, encoded)
     vectors = mean_vectors(model, encoded, batch_tokens)
     return torch.nn.functional.normalize(vectors, dim=-1) if normalize else vectors
 
@@ -88,6 +89,16 @@ def batches_by_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[lis
         count = max(1, batch_tokens // max(1, lengths[order[0]]))
         yield order[:count]
         order = order[count:]
+
+
+def check_ids(model: PreTrainedModel, encoded: Iterable[Iterable[int]]) -> None:
+    """Refuse token ids for which a model has no vector, in a `ValueError`."""
+    rows = model.get_input_embeddings().num_embeddings
+    greatest = max((token for ids in encoded for token in ids), default=0)
+    if greatest >= rows:
+        raise ValueError(
+            f"the tokenizer gives the id {greatest}, the model's table ends at {rows - 1}: vocab_size differs"
+        )
 
 
 def longest_input(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:

@@ -1,14 +1,17 @@
-"""Files and folders that are written whole or not at all."""
+"""Files and folders that are written whole or not at all, and read with a line on what is wrong with them."""
 
 import glob
 import os
 import shutil
 import tempfile
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError
+
+REASON = 600  # characters of what a library says
 
 
 @contextmanager
@@ -34,6 +37,22 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         if workshop is not None:
             shutil.rmtree(workshop, ignore_errors=True)
+
+
+@contextmanager
+def reading(source: str | os.PathLike[str]) -> Iterator[None]:
+    """Within it, a library reads what somebody else wrote: whatever it raises becomes one `ValueError`, which names the
+    source. Only calls of libraries belong here, lest a mistake of ours be taken for one of the source.
+    """
+    try:
+        yield
+    except BaseException as error:
+        # A panic of a library in Rust is no `Exception`; its class cannot be imported.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        plain = isinstance(error, ValueError | OSError) and str(error)
+        reason = str(error) if plain else f"{type(error).__name__}: {error}"
+        raise ValueError(f"{os.fspath(source)}: {textwrap.shorten(reason, REASON, placeholder=' ...')}") from error
 
 
 def write_text(path: Path, text: str) -> None:

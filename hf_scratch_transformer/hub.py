@@ -4,6 +4,7 @@
 follows adds what a reader needs. Every figure on a card comes from the records of the run that made the model.
 """
 
+import glob
 import json
 import math
 import os
@@ -23,7 +24,7 @@ from huggingface_hub import (
     ModelCardData,
     eval_result_entries_to_yaml,
 )
-from huggingface_hub.utils import yaml_dump
+from huggingface_hub.utils import DEFAULT_IGNORE_PATTERNS, filter_repo_objects, yaml_dump
 from safetensors import safe_open
 from transformers.dynamic_module_utils import get_relative_imports
 from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
@@ -57,7 +58,14 @@ SCORES = {
 # What a row of metrics says of the moment it was measured at.
 PLACES = {"step", "epoch", "seconds", "targets"}
 
-PICKLED = {".bin", ".ckpt", ".joblib", ".npy", ".pickle", ".pkl", ".pt", ".pth"}
+# What a model's repository consists of, beside its weights and its code. Nothing else is uploaded: what else lies in a
+# folder may be a key, a log or a pickle.
+CONTENTS = (
+    *("README.md", "LICENSE", "LICENSE.md", "LICENSE.txt", "NOTICE", "NOTICE.txt", "CITATION.cff", ".gitattributes"),
+    *(CONFIG_NAME, GENERATION_CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, "curves.png", ".eval_results/*.yaml"),
+    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", "additional_chat_templates/*.jinja"),
+)
 SHOWN_EVALUATIONS = 10  # rows of the card's table of evaluations
 
 
@@ -239,30 +247,34 @@ def push(
 ) -> CommitInfo:
     """Upload a complete folder to the Hub; the repository, and the branch `revision`, are made if they are not there.
 
-    Weights and results of an earlier upload that the folder no longer has are deleted in the same commit. `token`: the
-    stored one by default.
+    Sent are the weights, the code and `CONTENTS`. Weights and results of an earlier upload that the folder no longer
+    has are deleted in the same commit. `token`: the stored one by default.
 
     Raises:
-        ValueError: the folder is not complete (nothing is sent), or the Hub refuses the card's metadata.
+        ValueError: the folder is not complete or holds something else (nothing is sent), or the Hub refuses the card's
+            metadata.
         huggingface_hub.errors.HfHubHTTPError: the Hub refuses the upload.
     """
     check_complete(folder)
+    folder = Path(folder)
+    config = _read_config(folder)
     api = HfApi(token=token)
     api.create_repo(repo_id, private=private, exist_ok=True)
     if revision is not None:
         api.create_branch(repo_id, branch=revision, exist_ok=True)
     return api.upload_folder(
         repo_id=repo_id,
-        folder_path=Path(folder),
+        folder_path=folder,
         revision=revision,
-        commit_message=f"Upload {_read_config(Path(folder))['architectures'][0]}",
+        commit_message=f"Upload {config['architectures'][0]}",
+        allow_patterns=[glob.escape(path.relative_to(folder).as_posix()) for path in _contents(folder, config)],
         delete_patterns=["*.safetensors", SAFE_WEIGHTS_INDEX_NAME, ".eval_results/*"],
     )
 
 
 def check_complete(folder: str | os.PathLike[str]) -> None:
-    """Refuse a folder that strangers could not open, or that holds pickles, in one `ValueError` that names everything
-    that is wrong."""
+    """Refuse a folder that strangers could not open, or that holds what is no part of a model's repository, in one
+    `ValueError` that names everything that is wrong."""
     folder = Path(folder)
     config = _read_config(folder)
     wrong = [*_code_complaints(folder, config), *_weight_complaints(folder), *_card_complaints(folder)]
@@ -271,10 +283,11 @@ def check_complete(folder: str | os.PathLike[str]) -> None:
     if head is not None and head.generates:
         files.append(GENERATION_CONFIG_NAME)
     wrong += [f"{name} is missing" for name in files if not (folder / name).is_file()]
+    files = [path.relative_to(folder).as_posix() for path in sorted({*folder.rglob("*")} - _contents(folder, config))]
     wrong += [
-        f"{path.relative_to(folder)} may be a pickle: delete it"
-        for path in sorted(folder.rglob("*"))
-        if path.suffix in PICKLED
+        f"{name} is no part of a model's repository: move it out of the folder"
+        for name in filter_repo_objects(files, ignore_patterns=DEFAULT_IGNORE_PATTERNS)  # which are never uploaded
+        if not (folder / name).is_dir()
     ]
     if wrong:
         raise ValueError(f"{folder} is not a complete repository: " + "; ".join(wrong))
@@ -305,16 +318,26 @@ def _code_complaints(folder: Path, config: Mapping[str, Any]) -> Iterable[str]:
     for auto_class, reference in references.items():
         if auto_map.get(auto_class) != reference:
             yield f"{CONFIG_NAME}: auto_map[{auto_class!r}]={auto_map.get(auto_class)!r} must be {reference!r}"
-    waiting, seen = [reference.split(".")[0] for reference in references.values()], set()
+    yield from (f"{path.name} is missing" for path in _code_files(folder, config) if not path.is_file())
+
+
+def _contents(folder: Path, config: Mapping[str, Any]) -> set[Path]:
+    """The files of a folder that belong to a model's repository."""
+    parts = {*_code_files(folder, config), *_weight_files(folder)}
+    return {path for pattern in CONTENTS for path in folder.glob(pattern)} | {path for path in parts if path.is_file()}
+
+
+def _code_files(folder: Path, config: Mapping[str, Any]) -> list[Path]:
+    """The files that hold the code, the family's own and what they import, whether they exist or not."""
+    references = FAMILIES[config["model_type"]][0]._auto_map
+    files: list[Path] = []
+    waiting = [reference.split(".")[0] for reference in references.values()]
     while waiting:
         path = folder / f"{waiting.pop()}.py"
-        if path in seen:
-            continue
-        seen.add(path)
-        if path.is_file():
-            waiting += get_relative_imports(path)
-        else:
-            yield f"{path.name} is missing"
+        if path not in files:
+            files.append(path)
+            waiting += get_relative_imports(path) if path.is_file() else []
+    return files
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -247,3 +247,13 @@ def test_a_read_only_file_system_is_one_line(tmp_path, mount, capsys):
     assert tiny_runs.run(tiny_runs.write_recipe(tmp_path), disk / "run") == 2
     assert "output_dir: " in (message := capsys.readouterr().err) and "Read-only file system" in message
     assert not list(disk.iterdir())
+
+
+def test_a_file_that_verifies_and_is_none_of_ours_is_named(tmp_path):
+    """As when somebody puts another run's in its place, with its sum."""
+    for name, content in (("state.json", "no JSON"), ("model.safetensors", "no weights")):
+        (tmp_path / name).write_text(content)
+    with pytest.raises(checkpoints.CheckpointError, match="state.json: Expecting value"):
+        checkpoints.read_state(tmp_path)
+    with pytest.raises(checkpoints.CheckpointError, match="model.safetensors: SafetensorError"):
+        checkpoints.read_tensors(tmp_path, "model.safetensors")

@@ -568,6 +568,26 @@ def test_parameters_that_do_not_fit_are_refused(change, message, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("model.safetensors", b"", "model.safetensors: SafetensorError"),
+        ("model.safetensors.index.json", b"{}", "index.json: KeyError: 'weight_map'"),
+        ("config.json", b'{"model_type": "llama", "hidden_size": "x"}', "config.json: .*'hidden_size'.*'x'"),
+        ("config.json", b'{"model_type": "llama", "architectures": 3}', "config.json: "),
+        ("config.json", b'{"model_type": ["llama"]}', "unknown architecture"),
+        ("config.json", b"[1]", "config.json: AttributeError"),
+        ("generation_config.json", b"[1]", "generation_config.json: "),
+    ],
+)
+def test_files_that_cannot_be_read_are_named(file, content, message, tmp_path):
+    native("llama").save_pretrained(tmp_path / "native")
+    (tmp_path / "native" / file).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        convert_folder(tmp_path / "native", tmp_path / "ours")
+    assert [path.name for path in tmp_path.iterdir()] == ["native"]
+
+
+@pytest.mark.parametrize(
     ("family", "overrides", "complaints"),
     [
         ("bert", {}, ["norm_type='rms_norm' must be 'layer_norm'", "num_key_value_heads=2 must be 4", "'rotary'"]),
@@ -679,7 +699,7 @@ def test_the_command(tmp_path, capsys):
     assert capsys.readouterr().err == f"scratch-transformer: {ours} exists already: name a new folder\n"
 
 
-def write_gguf(model: transformers.LlamaForCausalLM, path: Path) -> None:
+def write_gguf(model: transformers.LlamaForCausalLM, path: Path, without: str = "") -> None:
     """A Llama as llama.cpp stores it, by its own Python package: entries of a rotated pair are interleaved."""
     import gguf
 
@@ -704,7 +724,7 @@ def write_gguf(model: transformers.LlamaForCausalLM, path: Path) -> None:
     writer.add_pad_token_id(config.pad_token_id)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     for name, tensor in model.state_dict().items():
-        if name in model.all_tied_weights_keys:
+        if name in (*model.all_tied_weights_keys, without):
             continue
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
         if heads:
@@ -734,3 +754,15 @@ def test_gguf_out_and_in(tmp_path):
         for name, tensor in ours.state_dict().items():
             assert torch.equal(again.state_dict()[name], tensor), name
     assert AutoTokenizer.from_pretrained(tmp_path / "ours").vocab_size == 40
+
+
+def test_gguf_with_weights_missing_is_refused(tmp_path):
+    """transformers would draw them at random, with a warning."""
+    ours = tiny.model(scratch.ScratchDecoderForCausalLM, hidden_act="swiglu", tie_word_embeddings=False)
+    write_gguf(convert_to(ours, "llama"), tmp_path / "model.gguf", without="model.layers.1.mlp.up_proj.weight")
+    with pytest.raises(ValueError, match="model.gguf: 1 weights are missing: model.layers.1.mlp.up_proj.weight"):
+        convert_folder(tmp_path / "model.gguf", tmp_path / "ours")
+    (tmp_path / "model.gguf").write_bytes(b"GGUF" + bytes(40))
+    with pytest.raises(ValueError, match="model.gguf: "):
+        convert_folder(tmp_path / "model.gguf", tmp_path / "ours")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]

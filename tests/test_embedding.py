@@ -79,6 +79,9 @@ def test_what_has_no_vector_is_named(tokenizer) -> None:
     assert sentence_embeddings(model, tokenizer, []).shape == (0, 32)
     with pytest.raises(ValueError, match="batch_tokens=0"):
         sentence_embeddings(model, tokenizer, TEXTS, 0)
+    small = tiny.model(ScratchEncoderModel, vocab_size=20)
+    with pytest.raises(ValueError, match="the tokenizer gives the id .*, the model's table ends at 19"):
+        sentence_embeddings(small, tokenizer, TEXTS)
     plain = train_tokenizer(TEXTS, family="decoder", vocab_size=300, min_frequency=1)
     with pytest.raises(ValueError, match=r"texts\[1\]='' has no tokens"):
         sentence_embeddings(model, plain, ["a", ""])

@@ -6,7 +6,7 @@ import threading
 import pytest
 from safetensors import SafetensorError
 
-from hf_scratch_transformer.files import remove, replacing, write_text
+from hf_scratch_transformer.files import reading, remove, replacing, write_text
 
 
 @pytest.mark.parametrize(
@@ -82,3 +82,29 @@ def test_what_is_not_there_need_not_be_removed(tmp_path):
     for name in ("folder", "file", "absent"):
         remove(tmp_path / name)
     assert not list(tmp_path.iterdir())
+
+
+class PanicException(BaseException):
+    """As libraries in Rust raise it."""
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (ValueError("a is\n wrong"), "source: a is wrong"),
+        (OSError(), "source: OSError:"),
+        (KeyError("a"), "source: KeyError: 'a'"),
+        (Exception("invalid"), "source: Exception: invalid"),
+        (PanicException("index out of bounds"), "source: PanicException: index out of bounds"),
+        (ValueError("word " * 999), "source: word .* \\.\\.\\.$"),
+    ],
+)
+def test_what_a_library_says_of_a_source_is_one_short_line(error, message):
+    with pytest.raises(ValueError, match=message) as caught, reading("source"):
+        raise error
+    assert len(str(caught.value)) < 700
+
+
+def test_a_keyboard_interrupt_is_no_fault_of_the_source():
+    with pytest.raises(KeyboardInterrupt), reading("source"):
+        raise KeyboardInterrupt

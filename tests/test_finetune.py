@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForTokenClassification, AutoTokenizer, EvalPrediction
 
 from hf_scratch_transformer import ScratchEncoderForMaskedLM
@@ -115,6 +116,8 @@ def test_scores_are_means_over_words() -> None:
         (["--validation", "1"], "validation: 1.0 must be above 0 and below 1"),
         (["--learning_rates", "1"], "unknown: --learning_rates 1"),
         (["--data", "nowhere"], "nowhere is no tab-separated file"),
+        (["--model", "no model!"], "model: no model!: "),
+        (["--push_to_hub", "True"], "push_to_hub: Trainer uploads all of output_dir"),
     ],
 )
 def test_what_is_wrong_is_one_line(
@@ -123,6 +126,17 @@ def test_what_is_wrong_is_one_line(
     assert finetune.main([str(recipe), *words]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+    assert not recipe.with_name("run").exists()
+
+
+def test_an_encoder_with_weights_missing_is_refused(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They would be drawn at random; the new head alone may be."""
+    path = recipe.with_name("encoder") / "model.safetensors"
+    weights = load_file(path)
+    lost = sorted(name for name in weights if ".layers.1." in name)
+    save_file({name: weights[name] for name in weights if name not in lost}, path, {"format": "pt"})
+    assert finetune.main([str(recipe)]) == 2
+    assert f"{len(lost)} weights of its backbone are missing, {lost[0]} first" in capsys.readouterr().err
     assert not recipe.with_name("run").exists()
 
 

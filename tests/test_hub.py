@@ -360,7 +360,7 @@ def test_everything_wrong_is_named_at_once_and_nothing_is_sent(online, copy):
         "auto_map['AutoModel']='someone/else--modeling_scratch_decoder.ScratchDecoderModel' must be 'modeling_scratch",
         "layers_scratch.py is missing",
         "README.md: its metadata has no library_name",
-        "training_args.bin may be a pickle",
+        "training_args.bin is no part of a model's repository",
     ):
         assert complaint in str(refusal.value)
     assert len(online.requests) == asked and f"{USER}/incomplete" not in online.repositories
@@ -380,6 +380,34 @@ def test_model_of_another_kind_is_refused(tmp_path):
 
 
 # ---- pushing
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(".env", "id_rsa", ".netrc", "train.log", "optimizer.pt", "notes/README.md", "model-old.safetensors", "x.py"),
+        *(".cache/huggingface.txt", "tokenizer.json.bak", ".eval_results/token.txt"),
+    ],
+)
+def test_what_is_no_part_of_a_model_is_named_and_nothing_is_sent(online, copy, name):
+    (copy / name).parent.mkdir(exist_ok=True)
+    (copy / name).write_text("password")
+    asked = len(online.requests)
+    with pytest.raises(ValueError, match=f"{name} is no part of a model's repository: move it out of the folder"):
+        push(copy, f"{USER}/secrets", token=TOKEN)
+    assert len(online.requests) == asked and (copy / name).read_text() == "password"
+
+
+def test_what_lies_there_by_the_work_of_git_and_of_downloads_stays_and_is_not_sent(online, copy):
+    kept = [".git/config", ".git/hooks/push.py", ".cache/huggingface/download/config.json.metadata"]
+    for name in kept:
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        (copy / name).write_text("password")
+    for name in ("LICENSE", "chat_template.jinja", "curves.png"):
+        (copy / name).write_text("public")
+    push(copy, f"{USER}/clone", token=TOKEN)
+    files = {path.relative_to(copy).as_posix() for path in copy.rglob("*") if path.is_file()}
+    assert set(online.tree(f"{USER}/clone")) == files - set(kept) | {".gitattributes"}
 
 
 def test_push_again_replaces_weights_and_keeps_what_others_added(online, tmp_path):

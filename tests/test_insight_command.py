@@ -1,6 +1,7 @@
 """`scratch-transformer inspect`: tables for people, JSON for machines, one line for what is wrong."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -82,6 +83,35 @@ def test_what_is_wrong_is_one_line(inspect, arguments, complaint, monkeypatch, t
     code, out, err = inspect(*arguments)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert complaint in err
+
+
+NATIVE = {"model_type": "bart", "d_model": 16, "encoder_layers": 1, "decoder_layers": 1}
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"hidden_size": "wide"}, "config.json: .*'hidden_size'.*'wide'"),
+        ({"dropout": None}, "config.json: .*'dropout'"),
+        ({"rope_parameters": 3}, "config.json: .*'rope_parameters'"),
+        ({"architectures": 1}, "config.json: architectures=1 must be a list of names"),
+        ({"model_type": [1]}, r"config.json: model_type=\[1\] is not known"),
+        (
+            NATIVE | {"encoder_attention_heads": 0},
+            "bart with encoder_attention_heads=0 does not work: ZeroDivisionError",
+        ),
+        (NATIVE | {"activation_dropout": None}, "bart with activation_dropout=None does not work: TypeError"),
+        (NATIVE | {"d_model": 7}, "bart with d_model=7 does not work: .*divisible"),
+    ],
+)
+def test_a_configuration_that_cannot_be_is_refused_by_its_field(inspect, tmp_path, fields, complaint):
+    """Types are checked by transformers' base class, which raises another kind; native models check little else."""
+    tiny.config("decoder").save_pretrained(tmp_path)
+    saved = {} if fields.get("model_type") == "bart" else json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(saved | fields))
+    code, out, err = inspect(str(tmp_path), "--length", "5")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert re.search(complaint, err)
 
 
 @pytest.mark.slow

@@ -203,6 +203,25 @@ def test_a_message_quotes_what_was_typed_and_runs_nothing_of_it(folders):
     assert "word='&lt;b&gt;bank' is not in the sentence" in raised.value.message
 
 
+@pytest.mark.parametrize(
+    ("family", "name", "sent", "message"),
+    [
+        ("decoder", "next_token", [RIVER, "hot"], "Temperature: TypeError"),
+        ("decoder", "next_token", [None, 1.0], "Text: nothing was sent"),
+        ("decoder", "continuation", [RIVER, 1.0, -3], "Tokens to generate, at most: .*-3"),
+        ("seq2seq", "translate", [RIVER, "third", "all"], "Layer: .*third"),
+    ],
+)
+def test_what_was_not_sent_by_the_page_is_refused_by_its_name(folders, family, name, sent, message):
+    """Anybody may send a request with other values than the page offers."""
+    blocks = page.build([folders[family]])
+    answer = next(block for block in blocks.fns.values() if block.api_name == name)
+    assert not answer.preprocess
+    with pytest.raises(gradio.Error, match=message) as raised:
+        answer.fn(*sent)
+    assert not raised.value.print_exception
+
+
 def test_serving_calls_nobody(folders, monkeypatch):
     called = []
     connect = socket.socket.connect

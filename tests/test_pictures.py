@@ -5,6 +5,7 @@ import functools
 import itertools
 import json
 import runpy
+import shutil
 import sys
 from pathlib import Path
 
@@ -385,6 +386,9 @@ def test_metrics_that_cannot_be_read(tmp_path):
     path.write_text("[1]\n", encoding="utf-8")
     with pytest.raises(ValueError, match="line 1: a record needs 'event' and 'step'"):
         pictures.read_metrics(path)
+    path.write_text('{"event": "train", "step": 1, "loss": {}}\n', encoding="utf-8")
+    with pytest.raises(ValueError, match="line 1: loss={} must be a number"):
+        pictures.read_metrics(path)
     with pytest.raises(ValueError, match="no metrics of a run to read there"):
         pictures.read_metrics(tmp_path / "absent")
     with pytest.raises(ValueError, match="empty: its metrics have no loss"):
@@ -469,6 +473,38 @@ def test_the_command_says_in_a_line_what_is_wrong(folders, tmp_path):
         with pytest.raises(ValueError, match=message):
             command(*words)
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == []
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        (
+            "tokenizer.json",
+            lambda tree: tree["model"]["vocab"].update(the="one"),
+            "AutoTokenizer cannot open it: Exception",
+        ),
+        (
+            "tokenizer.json",
+            lambda tree: tree["model"]["vocab"].update(the=99999),
+            "the id 99999, the model's table ends at",
+        ),
+        ("tokenizer_config.json", lambda tree: tree.update(eos_token={}), "AutoTokenizer cannot open it: .*eos_token"),
+        (
+            "tokenizer_config.json",
+            lambda tree: tree.update(model_max_length="x"),
+            "its tokenizer does not work: TypeError",
+        ),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_used_is_refused_in_a_line(folders, tmp_path, file, change, message):
+    """The library that reads it raises whatever it likes."""
+    folder = tmp_path / "model"
+    shutil.copytree(folders["encoder"], folder)
+    tree = json.loads((folder / file).read_text())
+    change(tree)
+    (folder / file).write_text(json.dumps(tree))
+    with pytest.raises(ValueError, match=message):
+        command("attention", folder, RIVER, "-o", tmp_path / "out.png")
 
 
 def test_a_picture_is_written_whole_or_not_at_all(tmp_path, monkeypatch):

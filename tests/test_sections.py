@@ -174,6 +174,7 @@ def test_every_mistake_is_said_at_once_and_what_is_right_stays(tmp_path):
         (["--inner.pair", "[0, 0, 0]"], "inner.pair: must be a list of 2 (a number, at least 0 and below 1), got "),
         (["--inner.share", "inf"], "inner.share: must be a number, above 0, or null, got inf"),
         (["--inner.share", "1e999"], "inner.share: must be a number, above 0, or null, got Infinity"),
+        (["--anything.x", "18446744073709551616"], "anything: must be below 2**63, got 18446744073709551616"),
         (["--count", "1"], "count: unknown key; did you mean inner.count?"),
         (["--", "1"], "unknown key"),
     ],

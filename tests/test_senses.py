@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import PreTrainedTokenizerFast
+from safetensors.torch import load_file, save_file
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-from hf_scratch_transformer import ScratchDecoderModel, ScratchEncoderModel
+from hf_scratch_transformer import ScratchDecoderModel, ScratchEncoderModel, cli
 from hf_scratch_transformer.insight import senses
 from hf_scratch_transformer.insight.senses import Examples, Occurrence
 from hf_scratch_transformer.tokenization import config_fields, train_tokenizer
@@ -199,3 +200,51 @@ def test_the_command(model, tokenizer, tmp_path: Path, capsys: pytest.CaptureFix
         run(str(data), "--last-layers", "0")
     with pytest.raises(ValueError, match=r"a.tsv, bank: 1 training and 0 test sentences"):
         run(str(table(data, ["bank\ttrain\ta\t1\tthe bank"])))
+
+
+@pytest.fixture
+def command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """`scratch-transformer senses FOLDER`, on sentences of its own: what it prints of an error."""
+    data = table(tmp_path / "a.tsv")
+
+    def run(folder: Path, *words: str) -> str:
+        assert cli.main(["senses", str(folder), str(data), *words]) == 2
+        return capsys.readouterr().err
+
+    return run
+
+
+def test_a_model_with_weights_missing_is_refused(model, tokenizer, tmp_path: Path, command) -> None:
+    """They would be drawn at random, and the score be that of chance."""
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    weights = load_file(tmp_path / "model" / "model.safetensors")
+    lost = sorted(name for name in weights if "layers.2." in name)
+    save_file({name: weights[name] for name in weights if name not in lost}, tmp_path / "model" / "model.safetensors")
+    said = command(tmp_path / "model")
+    assert f"{len(lost)} weights of ScratchEncoderModel are missing, {lost[0]} first" in said
+
+
+def test_code_of_a_repository_is_run_where_that_is_asked_for_and_never_asked_about(
+    model, tokenizer, tmp_path: Path, command, monkeypatch, capsys
+) -> None:
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "strange.py").write_text(
+        "from transformers import BertConfig, BertModel\n\n\n"
+        "class StrangeConfig(BertConfig):\n    model_type = 'strange'\n\n\n"
+        "class StrangeModel(BertModel):\n    config_class = StrangeConfig\n"
+    )
+    auto_map = {"AutoConfig": "strange.StrangeConfig", "AutoModel": "strange.StrangeModel"}
+    config = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24
+    )
+    BertModel(config).save_pretrained(tmp_path / "model")
+    written = json.loads((tmp_path / "model" / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(
+        json.dumps(written | {"model_type": "strange", "auto_map": auto_map})
+    )
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("a question was asked"))
+    assert "trust_remote_code=True" in command(tmp_path / "model")
+    assert cli.main(["senses", str(tmp_path / "model"), str(tmp_path / "a.tsv"), "--json", "--trust-remote-code"]) == 0
+    assert json.loads(capsys.readouterr().out)["words"]["bank"]["test"] == 6

@@ -10,7 +10,8 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hf_scratch_transformer.files import replacing
+from hf_scratch_transformer.files import reading, replacing
 
 from . import recipe, sharding
 
@@ -133,17 +134,26 @@ def verify(folder: Path) -> None:
             raise CheckpointError(f"{folder}: {name} is damaged, its SHA-256 differs from the manifest")
 
 
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Within it, a file of a checkpoint is read; one that verifies and is none of ours is a CheckpointError."""
+    try:
+        with reading(path):
+            yield
+    except ValueError as error:
+        raise CheckpointError(str(error)) from error
+
+
 def read_state(folder: Path) -> dict[str, Any]:
     """What was saved as JSON. Raises CheckpointError when it cannot be read."""
-    try:
+    with readable(folder / "state.json"):
         return dict(json.loads((folder / "state.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{folder}: state.json cannot be read: {error}") from error
 
 
 def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
     """What was saved under a file name."""
-    return load_file(folder / name)
+    with readable(folder / name):
+        return load_file(folder / name)
 
 
 def weights(model: torch.nn.Module) -> dict[str, Tensor]:

@@ -20,6 +20,7 @@ from datasets import IterableDataset, load_dataset
 from torch.utils.data import DataLoader, Dataset
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from hf_scratch_transformer.files import reading
 from hf_scratch_transformer.tokenization import Family, train_tokenizer
 
 from .recipe import Data, Recipe
@@ -218,9 +219,10 @@ def make_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
 def read_tokenizer(path: str | Path, field: str) -> PreTrainedTokenizerFast:
     """A saved tokenizer. Raises RecipeError, naming the field that led there, when there is none, or a slow one."""
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError) as error:
-        raise RecipeError(f"{field}: {str(path)!r}: {' '.join(str(error).split())[:300]}") from error
+        with reading(f"{field}: {str(path)!r}"):
+            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    except ValueError as error:
+        raise RecipeError(str(error)) from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         name = type(tokenizer).__name__
         raise RecipeError(f"{field}: {str(path)!r}: {name} is not a tokenizer of the `tokenizers` library")

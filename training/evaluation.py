@@ -18,6 +18,7 @@ from . import metrics
 from .corpus import GROUP, Batches, Corpus
 from .objectives import Translation
 from .run import EVALUATION, Interrupted, Run
+from .sections import RecipeError
 
 
 def validate(run: Run) -> dict[str, Any]:
@@ -109,6 +110,8 @@ def evaluate(run: Run, model: torch.nn.Module, corpus: Corpus) -> dict[str, floa
     for part in _gathered(run, {name: float(value) for name, value in sums.items()}):
         for name, value in part.items():
             totals[name] += value
+    if not totals["targets"]:
+        raise RecipeError(f"data.splits: an evaluation of {corpus.rows} rows has nothing to predict: give more text")
     return objective.summary(totals, int(totals.pop("targets")), corpus)
 
 

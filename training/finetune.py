@@ -33,7 +33,7 @@ from transformers import (
 
 from hf_scratch_transformer import hub
 from hf_scratch_transformer.embedding import longest_input
-from hf_scratch_transformer.files import replacing, write_text
+from hf_scratch_transformer.files import reading, replacing, write_text
 from hf_scratch_transformer.insight import senses
 
 from . import metrics
@@ -92,6 +92,10 @@ def parse(argv: list[str]) -> tuple[Task, TrainingArguments]:
         raise RecipeError(f"unknown: {' '.join(unknown)}")
     if not 0 <= parsed[1].seed < 2**32:
         raise RecipeError(f"seed: must be a whole number, at least 0 and below {2**32}, got {parsed[1].seed}")
+    if parsed[1].push_to_hub:
+        raise RecipeError(
+            "push_to_hub: Trainer uploads all of output_dir; give False, and model/ to hub.push in the end"
+        )
     return parsed[0], parsed[1]
 
 
@@ -105,8 +109,15 @@ def finetune(task: Task, arguments: TrainingArguments, source: Path) -> None:
     words = senses.read(task.data)
     names = sorted({f"{word}/{sense}" for word, some in words.items() for _, sense in some.train})
     label_of = {name: label for label, name in enumerate(names)}
-    tokenizer = AutoTokenizer.from_pretrained(task.model)
-    model = AutoModelForTokenClassification.from_pretrained(task.model, id2label=dict(enumerate(names)))
+    with reading(f"model: {task.model}"):
+        options = {"id2label": dict(enumerate(names)), "trust_remote_code": False, "output_loading_info": True}
+        tokenizer = AutoTokenizer.from_pretrained(task.model, trust_remote_code=False)
+        model, found = AutoModelForTokenClassification.from_pretrained(task.model, **options)
+    # Drawn at random if missing, which only the new head may be.
+    if missing := sorted(name for name in found["missing_keys"] if name.startswith(f"{model.base_model_prefix}.")):
+        raise RecipeError(
+            f"model: {task.model}: {len(missing)} weights of its backbone are missing, {missing[0]} first"
+        )
     limit = longest_input(model, tokenizer)
     whole = rows(words, "train", label_of, tokenizer, limit).train_test_split(task.validation, seed=arguments.seed)
     test = rows(words, "test", label_of, tokenizer, limit)

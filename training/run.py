@@ -409,15 +409,18 @@ def load(run: Run, folder: Path) -> None:
     Raises CheckpointError when it is another run's (unless the recipe says force).
     """
     record = checkpoints.read_state(folder)
-    changes = list(_changes(record["identity"], run.identity))
+    with checkpoints.readable(folder / "state.json"):
+        changes = list(_changes(record["identity"], run.identity))
     if changes and not run.recipe.force:
         raise checkpoints.CheckpointError(
             f"{folder}: not resumed, this is another run ({'; '.join(changes[:5])}); --force does it all the same"
         )
     checkpoints.load_weights(run.unwrapped_model, checkpoints.read_tensors(folder, "model.safetensors"))
     tensors = checkpoints.read_tensors(folder, "optimizer.safetensors")
-    checkpoints.load_optimizers(run.optimizers, run.unwrapped_model, tensors)
-    run.state = State.read(record["state"])
+    with checkpoints.readable(folder / "optimizer.safetensors"):
+        checkpoints.load_optimizers(run.optimizers, run.unwrapped_model, tensors)
+    with checkpoints.readable(folder / "state.json"):
+        run.state = State.read(record["state"])
     if run.ema_model is not None:
         checkpoints.load_weights(run.ema_model.module, checkpoints.read_tensors(folder, "average.safetensors"))
         run.ema_model.n_averaged.fill_(run.state.n_averaged)

@@ -123,8 +123,10 @@ def _read(value: Any, kind: Any) -> Any:
         return {key: _read(item, Any if kind is Any else inner[1]) for key, item in value.items()}
     if kind in (int, float, bool, Any):
         value = _literal(value) if isinstance(value, str) else value
-        if kind is int and isinstance(value, float) and value.is_integer():
+        if kind is int and isinstance(value, float) and value.is_integer() and abs(value) < 2**63:
             return int(value)
+        if type(value) is int and abs(value) >= 2**63:  # no library takes more
+            raise ValueError(f"must be below 2**63, got {value}")
     return value
 
 

@@ -20,11 +20,11 @@ from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME
 
 from ..configuration_scratch import ScratchConfig, ScratchDecoderConfig, ScratchEncoderConfig, ScratchSeq2SeqConfig
-from ..files import replacing
+from ..files import reading, replacing
 from ..stack_scratch import ScratchPreTrainedModel
 from .families import FAMILIES
 from .tables import Family
-from .weights import FolderWeights, Translation
+from .weights import FolderWeights, Translation, in_short
 
 GgufConfig = getattr(transformers, "GgufConfig", None)
 OUR_CONFIGS = {
@@ -160,11 +160,12 @@ def _family(name: str) -> Family:
 
 
 def _architecture(config: PreTrainedConfig) -> str:
-    if not config.architectures:
+    if not isinstance(config.architectures, list) or not config.architectures:
         raise ValueError(
-            "config.json names no architectures: open the model with the class it is meant for, and convert that"
+            f"config.json: architectures={config.architectures} must be a list with the name of a class: open the "
+            "model with the class it is meant for, and convert that"
         )
-    return config.architectures[0]
+    return str(config.architectures[0])
 
 
 def _translated(source: PreTrainedModel, family: Family, task: str) -> PreTrainedModel:
@@ -186,7 +187,10 @@ def _opened(source: str | os.PathLike[str]) -> Iterator[tuple[Path, PreTrainedCo
             file = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
             # Newer versions of transformers would keep the blocks of the file as they are.
             whole = {"quantization_config": GgufConfig(dequantize=True)} if GgufConfig is not None else {}
-            model = AutoModelForCausalLM.from_pretrained(**file, **whole)
+            with reading(path):
+                model, found = AutoModelForCausalLM.from_pretrained(**file, **whole, output_loading_info=True)
+            if missing := sorted(found["missing_keys"]):  # which transformers draws at random
+                raise ValueError(f"{path}: {len(missing)} weights are missing: {in_short(missing)}")
             if hasattr(model.config, "quantization_config"):
                 del model.config.quantization_config
             model.generation_config.save_pretrained(unpacked)
@@ -203,17 +207,19 @@ def _opened(source: str | os.PathLike[str]) -> Iterator[tuple[Path, PreTrainedCo
 
 
 def _read_config(folder: Path) -> PreTrainedConfig:
-    try:
-        model_type = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8")).get("model_type")
-    except (FileNotFoundError, NotADirectoryError):
-        raise ValueError(f"{folder} holds no {CONFIG_NAME}: a model's folder is needed, or a .gguf file") from None
+    if not (folder / CONFIG_NAME).is_file():
+        raise ValueError(f"{folder} holds no {CONFIG_NAME}: a model's folder is needed, or a .gguf file")
+    with reading(folder / CONFIG_NAME):
+        model_type = str(json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8")).get("model_type"))
     config_class = OUR_CONFIGS.get(model_type) or CONFIG_MAPPING[_family(model_type).native]
-    return config_class.from_pretrained(folder)
+    with reading(folder / CONFIG_NAME):
+        return config_class.from_pretrained(folder)
 
 
 def _generation_config(folder: Path, config: PreTrainedConfig) -> GenerationConfig:
     if (folder / GENERATION_CONFIG_NAME).exists():
-        return GenerationConfig.from_pretrained(folder)
+        with reading(folder / GENERATION_CONFIG_NAME):
+            return GenerationConfig.from_pretrained(folder)
     return GenerationConfig.from_model_config(config)
 
 

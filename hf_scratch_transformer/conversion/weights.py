@@ -8,6 +8,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
 
 from ..configuration_scratch import ScratchConfig
+from ..files import reading
 from .tables import Family, leaf_of, steps_back, steps_into
 
 logger = logging.get_logger(__name__)
@@ -38,9 +40,10 @@ class FolderWeights(Mapping[str, Tensor]):
         self.folder = folder
         index = folder / SAFE_WEIGHTS_INDEX_NAME
         if index.exists():
-            self.files: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            with reading(index):
+                self.files: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         elif (folder / SAFE_WEIGHTS_NAME).exists():
-            with safe_open(folder / SAFE_WEIGHTS_NAME, framework="pt") as file:
+            with self._opened(SAFE_WEIGHTS_NAME) as file:
                 self.files = dict.fromkeys(file.keys(), SAFE_WEIGHTS_NAME)
         elif pickles := sorted(path.name for path in folder.glob("*.bin")):
             raise ValueError(
@@ -53,9 +56,14 @@ class FolderWeights(Mapping[str, Tensor]):
         if absent := sorted({file for file in self.files.values() if not (folder / file).exists()}):
             raise ValueError(f"{folder}: {', '.join(absent)} is missing, which {SAFE_WEIGHTS_INDEX_NAME} names")
 
+    @contextmanager
+    def _opened(self, file: str) -> Iterator[Any]:
+        with reading(self.folder / file), safe_open(self.folder / file, framework="pt") as opened:
+            yield opened
+
     def __getitem__(self, name: str) -> Tensor:
         # Opened anew each time: an open file keeps every page that was read from it in memory.
-        with safe_open(self.folder / self.files[name], framework="pt") as file:
+        with self._opened(self.files[name]) as file:
             return file.get_tensor(name)
 
     def __iter__(self) -> Iterator[str]:
@@ -68,7 +76,7 @@ class FolderWeights(Mapping[str, Tensor]):
         """Each tensor without its content, on the meta device."""
         tensors = {}
         for file in sorted(set(self.files.values())):
-            with safe_open(self.folder / file, framework="pt") as opened:
+            with self._opened(file) as opened:
                 for name in opened.keys():  # noqa: SIM118 (it is no dictionary)
                     part = opened.get_slice(name)
                     shape = part.get_shape()

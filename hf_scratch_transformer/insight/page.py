@@ -24,6 +24,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..embedding import longest_output, most_positions
+from ..files import reading
 from .pictures import (
     attention,
     attention_weights,
@@ -235,14 +236,25 @@ def _answer(
     inputs: Sequence[Any],
     outputs: Any,
 ) -> None:
-    """Run a function of this module when something is clicked; what is wrong with what was typed is a message."""
+    """Run a function of this module when something is clicked; what is wrong with what was typed, or sent without the
+    page, is a message."""
 
-    def answer(*typed: Any) -> Any:
+    def answer(*sent: Any) -> Any:
         try:
-            return function(model, tokenizer, *typed)
+            return function(model, tokenizer, *map(_checked, inputs, sent))
         except ValueError as error:
             # The message is shown as HTML, and quotes what was typed.
             message = html.escape(str(error), quote=False)
             raise gradio.Error(message, print_exception=False) from error
 
-    gradio.on(triggers, answer, list(inputs), outputs, api_name=function.__name__)
+    # Gradio's own check would print a traceback.
+    gradio.on(triggers, answer, list(inputs), outputs, api_name=function.__name__, preprocess=False)
+
+
+def _checked(component: Any, sent: Any) -> Any:
+    """What a component makes of a value. Raises a `ValueError` that names it."""
+    with reading(component.label):
+        value = component.preprocess(sent)
+    if value is None:
+        raise ValueError(f"{component.label}: nothing was sent")
+    return value

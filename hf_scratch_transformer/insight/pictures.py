@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..embedding import longest_output, most_positions
+from ..embedding import check_ids, longest_output, most_positions
 from ..files import replacing
 from ..layers_scratch import RotaryPositions, SinusoidalPositions
 from .records import RISING
@@ -322,8 +322,9 @@ def word_vectors(
         pieces.append(inputs["input_ids"][0, at].cpu())
         learned.append(table[pieces[-1]].mean(0))
         contextual.append(states[at].mean(0))
-    left_out = torch.cat([*pieces, torch.tensor(tokenizer.all_special_ids, dtype=torch.long)]).unique()
     directions = F.normalize(table[: len(tokenizer)], dim=-1)
+    left_out = torch.cat([*pieces, torch.tensor(tokenizer.all_special_ids, dtype=torch.long)]).unique()
+    left_out = left_out[left_out < len(directions)]
 
     def nearest(vector: Tensor) -> dict[str, Tensor]:
         scores = (directions @ F.normalize(vector, dim=0)).index_fill(0, left_out, -torch.inf)
@@ -541,6 +542,7 @@ def encode(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str
         raise ValueError(f"{role}={text!r} has no tokens")
     if length > limit:
         raise ValueError(f"{role} has {length} tokens, more than max_position_embeddings={limit} of the model")
+    check_ids(model, inputs["input_ids"].tolist())
     return inputs.to(model.device)
 
 

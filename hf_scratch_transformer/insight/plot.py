@@ -7,10 +7,10 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError
 from transformers import AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
 from transformers.utils import logging
 
+from ..files import reading
 from .presets import PRESETS, read_config
 from .trace import build
 
@@ -107,16 +107,17 @@ def _parameters(pictures: Any, arguments: argparse.Namespace) -> "Figure":
     return pictures.parameters(counts, "/".join(Path(arguments.model).parts[-2:]))
 
 
-def open_model(source: str, auto_class: Any = None) -> Any:
+def open_model(source: str, auto_class: Any = None, attention: str | None = "eager", **options: Any) -> Any:
     """A model in evaluation mode, ours or native, from a folder or the Hub; unless `auto_class` says otherwise, an
-    encoder-decoder with the head that writes, others without. No code of a repository is run, nothing is unpickled.
+    encoder-decoder with the head that writes, others without. Nothing is unpickled, and no code of a repository is run
+    or asked about, unless `trust_remote_code` is among the options.
 
     Raises:
         ValueError: there is no such model, its files cannot be read, or weights are missing from them.
     """
     auto_class = auto_class or (AutoModelForSeq2SeqLM if read_config(source).is_encoder_decoder else AutoModel)
     # transformers' faster attentions never form the weights that are drawn.
-    options = {"use_safetensors": True, "attn_implementation": "eager", "output_loading_info": True}
+    options |= {"use_safetensors": True, "attn_implementation": attention, "output_loading_info": True}
     model, found = _open(auto_class, source, **options)
     # Drawn at random if missing, which a picture would not show. Only a pooler, behind all that is drawn, may be.
     if missing := sorted(name for name in found["missing_keys"] if "pooler" not in name):
@@ -124,9 +125,12 @@ def open_model(source: str, auto_class: Any = None) -> Any:
     return model.eval()
 
 
-def open_tokenizer(source: str) -> Any:
-    """The tokenizer beside a model. Raises a `ValueError` if there is none."""
-    return _open(AutoTokenizer, source)
+def open_tokenizer(source: str, **options: Any) -> Any:
+    """The tokenizer beside a model. Raises a `ValueError` if there is none, or one that does not work."""
+    tokenizer = _open(AutoTokenizer, source, **options)
+    with reading(f"{source}: its tokenizer does not work"):
+        tokenizer(["a"], padding=tokenizer.pad_token is not None)
+    return tokenizer
 
 
 def _open(auto_class: Any, source: str, **options: Any) -> Any:
@@ -134,9 +138,8 @@ def _open(auto_class: Any, source: str, **options: Any) -> Any:
     logging.set_verbosity_error()  # a head that is left out is no news here
     logging.disable_progress_bar()
     try:
-        return auto_class.from_pretrained(source, **options)
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise ValueError(f"{source}: {auto_class.__name__} cannot open it: {error}") from error
+        with reading(f"{source}: {auto_class.__name__} cannot open it"):
+            return auto_class.from_pretrained(source, **{"trust_remote_code": False} | options)
     finally:
         logging.set_verbosity(level)
         if bar:

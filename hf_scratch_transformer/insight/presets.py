@@ -12,6 +12,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import CONFIG_NAME
 
 from ..configuration_scratch import ScratchDecoderConfig, ScratchSeq2SeqConfig
+from ..files import reading
 
 # "Attention Is All You Need", table 3; one vocabulary of about 37,000 for both languages (section 5.1).
 _PAPER = {
@@ -129,6 +130,13 @@ def _read_file(path: Path) -> PreTrainedConfig:
         raise ValueError(f"{path}: not JSON: {error}") from error
     if not isinstance(fields, dict) or "model_type" not in fields:
         raise ValueError(f"{path}: no model_type in it, so it is not the configuration of a model")
-    if fields["model_type"] not in CONFIG_MAPPING:
+    if not isinstance(fields["model_type"], str) or fields["model_type"] not in CONFIG_MAPPING:
         raise ValueError(f"{path}: model_type={fields['model_type']!r} is not known to transformers or to us")
-    return AutoConfig.from_pretrained(path, trust_remote_code=False)
+    if not _are_names(fields.get("architectures")):
+        raise ValueError(f"{path}: architectures={fields['architectures']!r} must be a list of names of classes")
+    with reading(path):
+        return AutoConfig.from_pretrained(path, trust_remote_code=False)
+
+
+def _are_names(value: Any) -> bool:
+    return value is None or (isinstance(value, list) and all(isinstance(name, str) for name in value))

@@ -31,5 +31,8 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
         if record is not None:
             if not isinstance(record, dict) or not {"event", "step"} <= record.keys():
                 raise ValueError(f"{path}, line {number}: a record needs 'event' and 'step', found {line:.80}")
+            for name in {"step", "loss", *RISING} & record.keys():
+                if type(record[name]) not in (int, float):
+                    raise ValueError(f"{path}, line {number}: {name}={record[name]!r} must be a number")
             records.append(record)
     return records

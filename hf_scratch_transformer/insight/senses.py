@@ -22,9 +22,10 @@ from rich.console import Console
 from rich.table import Column, Table
 from torch import Tensor
 from tqdm import tqdm
-from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..embedding import BATCH_TOKENS, batches_by_length, longest_input
+from ..embedding import BATCH_TOKENS, batches_by_length, check_ids, longest_input
+from .plot import open_model, open_tokenizer
 
 LAST_LAYERS = 1
 FIGURES = ("accuracy", "macro_f1", "most_frequent")
@@ -158,6 +159,7 @@ def contextual_vectors(
     vectors: list[Tensor] = [torch.empty(0)] * len(near)
     for rows in tqdm(batches, unit="batch", leave=False, disable=len(batches) < 2):
         inputs = tokenizer.pad({"input_ids": [encoded["input_ids"][row] for row in rows]}, return_tensors="pt")
+        check_ids(model, inputs["input_ids"].tolist())
         outputs = model(**inputs.to(model.device), output_hidden_states=True)
         layers = outputs.hidden_states[1:][-last_layers:]  # the first is the embedding
         states = torch.stack([layer.float() for layer in layers]).sum(0).cpu()  # (B, T, D)
@@ -232,6 +234,7 @@ def add_commands(subparsers: Any) -> None:
     parser.add_argument("--last-layers", type=int, default=LAST_LAYERS, help="how many layers are summed")
     parser.add_argument("--no-special-tokens", action="store_true", help="sentences bare, without [CLS] and the like")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--trust-remote-code", action="store_true", help="run the code that a repository brings along")
     parser.add_argument("--json", action="store_true", help="for machines")
     parser.set_defaults(run=run)
 
@@ -240,8 +243,9 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.last_layers < 1:
         raise ValueError(f"--last-layers {arguments.last_layers} must be at least 1")
     words = read(arguments.data)
-    tokenizer = AutoTokenizer.from_pretrained(arguments.model)
-    model = AutoModel.from_pretrained(arguments.model).to(arguments.device).eval()
+    trust = {"trust_remote_code": arguments.trust_remote_code}
+    tokenizer = open_tokenizer(arguments.model, **trust)
+    model = open_model(arguments.model, AutoModel, attention=None, **trust).to(arguments.device)
     options = {"last_layers": arguments.last_layers, "special_tokens": not arguments.no_special_tokens}
     scores = {}
     for word, examples in tqdm(words.items(), unit="word", disable=arguments.json):

@@ -178,13 +178,10 @@ def inspect(
     model = trace.build(config, getattr(torch, dtype), attention)
     inputs = trace.make_inputs(model, batch, length, source_length)
     symbols = _symbols(config, batch, length, source_length)
-    try:
+    with trace.explained(config, lambda other: trace.forward_backward(trace.instantiate(other), inputs)):
         training = trace.forward_backward(model, inputs, loss_only=loss_only)
         checkpointed = trace.forward_backward(model, inputs, True, loss_only) if checkpointing else None
         inference = trace.prefill(model, inputs)
-    except (NotImplementedError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ValueError(f"{type(model).__name__} cannot be run without data: {reason}") from error
     return Report(
         source=os.fspath(source) if isinstance(source, str | os.PathLike) else config.model_type,
         model=type(model).__name__,

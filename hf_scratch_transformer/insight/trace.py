@@ -13,7 +13,7 @@ import inspect
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -32,6 +32,7 @@ from transformers.cache_utils import EncoderDecoderCache
 import hf_scratch_transformer
 
 from .. import ops_scratch
+from ..files import reading
 
 Shape = tuple[int, ...]
 aten = torch.ops.aten
@@ -78,17 +79,47 @@ def build(
     Raises:
         ValueError: if no class of transformers or ours is made from this configuration, or it does not work on tokens.
     """
-    config = copy.deepcopy(config)  # transformers writes in it
-    options = {"dtype": dtype} | ({"attn_implementation": attention} if attention else {})
-    with torch.device("meta"):
-        model = _model_class(config)._from_config(config, **options)
+    with explained(config, lambda other: instantiate(other, dtype, attention)):
+        model = instantiate(config, dtype, attention)
     if model.main_input_name != "input_ids":
         raise ValueError(
             f"{type(model).__name__} takes {model.main_input_name}; only models of tokens can be inspected"
         )
-    if getattr(config, "use_cache", False):
+    if getattr(model.config, "use_cache", False):
         model.config.use_cache = False  # `prefill` asks for it
     return model
+
+
+def instantiate(
+    config: PreTrainedConfig, dtype: torch.dtype = torch.float32, attention: str | None = None
+) -> PreTrainedModel:
+    """As `build`, but for what the libraries raise, which is left as it is."""
+    config = copy.deepcopy(config)  # transformers writes in it
+    options = {"dtype": dtype} | ({"attn_implementation": attention} if attention else {})
+    with torch.device("meta"):
+        return _model_class(config)._from_config(config, **options)
+
+
+@contextmanager
+def explained(config: PreTrainedConfig, works: Callable[[PreTrainedConfig], Any]) -> Iterator[None]:
+    """Within it, a model is made of a configuration or run: whatever goes wrong becomes a `ValueError` that names the
+    fields each of which, at its default, would let `works` succeed; if there are none such, all that differ from their
+    defaults."""
+    try:
+        yield
+    except Exception as error:
+        defaults = type(config)()
+        own = {name: value for name, value in config.to_dict().items() if value != getattr(defaults, name, value)}
+        guilty = []
+        for name in own:
+            other = copy.deepcopy(config)
+            with suppress(Exception):
+                setattr(other, name, getattr(defaults, name))
+                works(other)
+                guilty.append(name)
+        fields = ", ".join(f"{name}={own[name]!r}" for name in guilty or own)
+        with reading(f"{config.model_type} with {fields} does not work"):
+            raise error
 
 
 def _model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
