@@ -101,11 +101,11 @@ class Training(ModelContender):
         super().build()
         self.model.train()
         if self.is_ours:
-            (self.optimizer,) = optimizers(self.model, Optimisation(learning_rate=1e-4))
+            (self.optimizer,) = optimizers(self.model, Optimisation(max_steps=1, learning_rate=1e-4))
         else:
             if isinstance(self.model, PreTrainedModel):
                 self.model.config.use_cache = False  # as Trainer does
-            options: dict[str, Any] = {"betas": Optimisation().betas, self.options.peer_optimizer: True}
+            options: dict[str, Any] = {"betas": Optimisation(max_steps=1).betas, self.options.peer_optimizer: True}
             self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, weight_decay=0.0, **options)
         if self.shape.compile:
             self.model.compile(backend=self.options.compiler)

@@ -186,7 +186,6 @@ def _predict_recipe(words: Sequence[str]) -> float:
     spec = recipe.optimisation
     vocab_size = CHARACTERS if recipe.tokenizer.algorithm == "char" else recipe.tokenizer.vocab_size
     parameters, layers, width = _sizes(json.dumps(recipe.model), recipe.objective, vocab_size)
-    assert spec.max_steps is not None
     rows = 2 if spec.r_drop else 1
     tokens = spec.max_steps * spec.accumulation * recipe.data.batch_tokens * rows
     flops = 6 * parameters * tokens + 12 * layers * width * recipe.data.window * tokens

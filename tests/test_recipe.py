@@ -10,8 +10,8 @@ import yaml
 
 import hf_scratch_transformer as scratch
 from tests import tiny_runs
-from training.recipe import RULES, SYNONYMS, Optimisation, Recipe, dump, parse
-from training.sections import RecipeError, names, reference
+from training.recipe import RULES, SYNONYMS, Recipe, dump, parse
+from training.sections import RecipeError, Section, names, reference
 
 ROOT = Path(__file__).parent.parent
 
@@ -35,7 +35,12 @@ def problems(recipe, *words):
     return [line.removeprefix("  ") for line in lines]
 
 
-@pytest.mark.parametrize("path", [*recipes(ROOT / "training"), *recipes(ROOT / "model_cards")], ids=str)
+# Cards of runs that ended by the clock, which recipes no longer do: to be trained again.
+BY_THE_CLOCK = [ROOT / "model_cards" / name / "recipe.yaml" for name in ("multi30k_en_de",)]
+SAVED = [path for path in recipes(ROOT / "model_cards") if path not in BY_THE_CLOCK]
+
+
+@pytest.mark.parametrize("path", [*recipes(ROOT / "training"), *SAVED], ids=str)
 def test_every_recipe_of_the_project_is_valid_and_survives_being_written_down(path, tmp_path):
     resolved = parse([str(path)])
     (tmp_path / path.name).write_text(dump(resolved), encoding="utf-8")
@@ -43,7 +48,13 @@ def test_every_recipe_of_the_project_is_valid_and_survives_being_written_down(pa
     assert again.identity() == resolved.identity() and dump(again) == dump(resolved)
 
 
-@pytest.mark.parametrize("path", recipes(ROOT / "model_cards"), ids=str)
+@pytest.mark.parametrize("path", BY_THE_CLOCK, ids=str)
+def test_a_run_does_not_end_by_the_clock(path):
+    with pytest.raises(RecipeError, match="optimisation.max_steps: must be a whole number, at least 1, got null"):
+        parse([str(path)])
+
+
+@pytest.mark.parametrize("path", SAVED, ids=str)
 def test_a_recipe_that_a_run_saved_means_what_yaml_says(path):
     """Their numbers and names are those that any reader of YAML finds."""
     saved, resolved = yaml.safe_load(path.read_text(encoding="utf-8")), parse([str(path)])
@@ -115,7 +126,7 @@ def test_all_problems_of_all_sections_come_in_one_message_with_the_contradiction
         "optimisation.betas.1: must be a number, at least 0 and below 1, got 1",
         "optimisation.label_smoothing: must be a number, at least 0 and below 1, got 1.5",
         "optimisation.lerning_rate: unknown key; did you mean optimisation.learning_rate?",
-        "optimisation.max_steps: must be a whole number, at least 1, or null, got 0",
+        "optimisation.max_steps: must be a whole number, at least 1, got 0",
         "optimisation.r_drop: an option of translation, not of causal_lm",
         "optimisation.schedule: must be one of constant, linear, cosine, inverse_sqrt, warmup_stable_decay, plateau, "
         "got linaer; did you mean linear?",
@@ -179,18 +190,10 @@ def test_mending_what_is_said_is_enough(recipe):
         (['--data.splits={"train": "train"}'], "evaluation: evaluating while training needs data.splits.validation"),
         (['--data.splits={"validation": "train"}'], "data.splits.train: missing"),
         (["--data.splits.tset=x"], "data.splits.tset: must be one of train, validation, test; did you mean test?"),
-        (["--optimisation.max_steps=null"], "optimisation: give max_steps, max_minutes or both"),
+        (["--optimisation.max_steps=null"], "optimisation.max_steps: must be a whole number, at least 1, got null"),
         (["--optimisation.final_weights=mean"], "checkpoints.keep_last: 2 is too few, the mean of 5 checkpoints"),
         (["--optimisation.final_weights=best", "--checkpoints.keep_best=0"], "optimisation.final_weights: best needs"),
         (["--optimisation.mask_fraction=[0.3, 0.1, 0.2]"], "optimisation.mask_fraction"),
-        (
-            [
-                "--optimisation.mask_fraction=[0.3, 0.1]",
-                "--optimisation.max_steps=null",
-                "--optimisation.max_minutes=1",
-            ],
-            "optimisation.mask_fraction: a schedule needs max_steps",
-        ),
         (["--evaluation.stride=4"], "evaluation.stride: an option of causal_lm, not of translation"),
         (["--data=3"], "data: must be a section of fields, got 3"),
         (["word"], "word: not of the form --key value"),
@@ -235,7 +238,7 @@ def test_other_names_of_a_field_lead_to_it():
 
 def test_every_field_says_what_it_means():
     for section in (Recipe, *(spec.annotation for spec in Recipe.model_fields.values())):
-        if isinstance(section, type) and issubclass(section, type(Optimisation()).__base__):
+        if isinstance(section, type) and issubclass(section, Section):
             assert section.__doc__
             for name, spec in section.model_fields.items():
                 assert spec.description or name in ("data", "tokenizer", "optimisation", "evaluation", "checkpoints"), (

@@ -92,7 +92,7 @@ def evaluate(run: Run, model: torch.nn.Module, corpus: Corpus) -> dict[str, floa
         partial(objective.collate, corpus),
         objective.targets,
         key=(run.recipe.seed, EVALUATION),
-        first_step=run.recipe.optimisation.max_steps or 0,  # where a masking schedule ends
+        first_step=run.recipe.optimisation.max_steps,  # where a masking schedule ends
     )
     sums: dict[str, torch.Tensor] = defaultdict(lambda: torch.zeros((), dtype=torch.float64, device=accelerator.device))
     targets = 0

@@ -26,6 +26,9 @@ from .run import CONTENT, DROPOUT, ORDER, Interrupted, Run, TrainingError, check
 # Variables that launchers set for the processes they start, to which the launcher's death means the end.
 LAUNCHED = {"TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION"}
 
+TIMED = 10  # steps, from which the time of all is told
+LONG = 10  # minutes
+
 
 def train(run: Run) -> None:
     """Train until a limit of the recipe is reached, or no progress is made.
@@ -36,6 +39,7 @@ def train(run: Run) -> None:
     if run.finished():
         return
     last: tuple[str, torch.Tensor] | None = None
+    first, began = state.step + 1, 0.0  # the step from which on time is taken: it may have to compile
     with _Signals() as signals, _Exchange(run) as exchange, _progress_bar(run) as bar:
         run.signal = signals.received
         over = state.unmeasured and _settle(run, bar, last, stop=0)
@@ -48,11 +52,16 @@ def train(run: Run) -> None:
             state.step += 1
             state.batch += len(group)
             stop, state.seconds = exchange(run.signal(), run.clock())
-            if run.progress() >= 1 or state.step % recipe.log_every == 0:
+            began = run.clock() if state.step == first else began
+            if state.step == first + TIMED:
+                _announce_time(run, bar, (run.clock() - began) / TIMED)
+            if run.limit() or state.step % recipe.log_every == 0:
                 _check(run, last)
                 _log_training(run, bar, norm)
             if _settle(run, bar, last, stop):
                 break
+    if run.is_main and state.step < recipe.optimisation.max_steps:
+        print(f"ended early: {run.finished()}", file=sys.stderr)
 
 
 def _settle(run: Run, bar: ProgressBar, last: tuple[str, torch.Tensor] | None, stop: int) -> bool:
@@ -61,7 +70,7 @@ def _settle(run: Run, bar: ProgressBar, last: tuple[str, torch.Tensor] | None, s
     A signal puts an evaluation off until the run is resumed: there is not always the time for it.
     """
     recipe, state = run.recipe, run.state
-    over, score = run.progress() >= 1, None
+    over, score = bool(run.limit()), None
     state.unmeasured = _is_due(run, "evaluation", recipe.evaluation, last_chance=over) or state.unmeasured
     if state.unmeasured and not stop:
         _check(run, last)
@@ -183,7 +192,7 @@ def _log_training(run: Run, bar: ProgressBar, norm: torch.Tensor) -> None:
     }
     if run.is_main:
         run.log.write("train", **values)
-        bar.update(_position(run), loss=f"{values['loss']:.3f}", tokens=f"{values['tokens_per_second']:,.0f}/s")
+        bar.update(state.step, loss=f"{values['loss']:.3f}", tokens=f"{values['tokens_per_second']:,.0f}/s")
     run.accelerator.log({k: v for k, v in values.items() if k not in ("step", "seconds")}, step=state.step)
     state.window_loss_sum, state.window_targets, state.window_start = 0.0, 0, state.seconds
 
@@ -198,15 +207,16 @@ def _log_evaluation(run: Run, bar: ProgressBar, values: dict[str, Any]) -> None:
     run.accelerator.log({f"evaluation/{k}": v for k, v in values.items() if isinstance(v, float)}, step=state.step)
 
 
+def _announce_time(run: Run, bar: ProgressBar, seconds: float) -> None:
+    """How long the rest will take at so many seconds a step, where that is worth a line."""
+    left = run.recipe.optimisation.max_steps - run.state.step
+    minutes = seconds * left / 60
+    if run.is_main and minutes >= LONG:
+        bar.say(f"{left:,} steps to go, about {minutes:,.0f} minutes on this machine; Ctrl-C saves, --resume goes on")
+
+
 def _progress_bar(run: Run) -> ProgressBar:
-    spec = run.recipe.optimisation
-    total, unit = (60 * (spec.max_minutes or 0), "s") if spec.max_steps is None else (spec.max_steps, "steps")
-    return ProgressBar(round(total), unit, _position(run), is_shown=run.is_main)
-
-
-def _position(run: Run) -> int:
-    """How far the progress bar is: in seconds where only the clock ends the run, else in steps."""
-    return int(run.state.seconds) if run.recipe.optimisation.max_steps is None else run.state.step
+    return ProgressBar(run.recipe.optimisation.max_steps, run.state.step, is_shown=run.is_main)
 
 
 class _Signals:

@@ -37,7 +37,7 @@ class Log:
 class ProgressBar:
     """Share done, loss, tokens a second, time left; and what evaluations found."""
 
-    def __init__(self, total: int, unit: str, position: int, is_shown: bool) -> None:
+    def __init__(self, total: int, position: int, is_shown: bool) -> None:
         self.bar = tqdm(
             total=total,
             initial=position,
@@ -45,7 +45,7 @@ class ProgressBar:
             dynamic_ncols=True,
             # Into a file, a line every half minute is enough.
             mininterval=0.1 if sys.stderr.isatty() else 30.0,
-            bar_format=f"{{percentage:3.0f}}% |{{bar}}| {{n_fmt}}/{{total_fmt}} {unit}, {{remaining}} left{{postfix}}",
+            bar_format="{percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt} steps, {remaining} left{postfix}",
         )
 
     def __enter__(self) -> "ProgressBar":
@@ -59,13 +59,17 @@ class ProgressBar:
         self.bar.set_postfix(values, refresh=False)
         self.bar.update(min(position, int(self.bar.total or 0)) - self.bar.n)
 
+    def say(self, text: str) -> None:
+        """Some lines above the bar."""
+        self.bar.write(text, file=sys.stderr)
+
     def show(self, title: str, values: dict[str, Any]) -> None:
         """An evaluation above the bar, with sample outputs."""
         numbers = ", ".join(f"{name} {value:.4g}" for name, value in values.items() if isinstance(value, float))
         lines = [f"{title}: {numbers}"]
         for sample in values.get("samples", ()):
             lines += [f"    {name:9} {text}" for name, text in sample.items()]
-        self.bar.write("\n".join(lines), file=sys.stderr)
+        self.say("\n".join(lines))
 
 
 def read(path: Path) -> list[dict[str, Any]]:

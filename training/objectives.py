@@ -251,7 +251,7 @@ class MaskedLM(_Windows):
     def fraction(self, step: int) -> float:
         """The share of tokens masked at a step: constant, or on a straight line between two values."""
         first, last = self.recipe.optimisation.mask_fraction[0], self.recipe.optimisation.mask_fraction[-1]
-        return first + (last - first) * min(1.0, step / (self.recipe.optimisation.max_steps or 1))
+        return first + (last - first) * min(1.0, step / self.recipe.optimisation.max_steps)
 
     def collate(self, corpus: Corpus, item: np.ndarray, rng: np.random.Generator, step: int) -> Batch:
         indices, counts, positions = self.cut(corpus, item)

@@ -127,7 +127,7 @@ def lr_factor(spec: Optimisation, step: int, progress: float, lr_reductions: int
 
     Args:
         step: optimiser steps done before this one.
-        progress: share of the run that is over, by steps or by the clock, whichever is further.
+        progress: share of the run's steps that are done.
         lr_reductions: how often `plateau` has reduced the rate.
     """
     warmup = min(1.0, (step + 1) / spec.warmup_steps) if spec.warmup_steps else 1.0

@@ -83,9 +83,11 @@ class Optimisation(Section):
     decay_fraction: Fraction = Field(0.2, description="of the run, in which warmup_stable_decay decays")
     plateau_factor: Fraction = Field(0.9, description="by which plateau multiplies the learning rate")
     plateau_patience: int = Field(10, ge=1, description="evaluations without progress before plateau does so")
-    max_steps: int | None = Field(None, ge=1, description="steps of the run")
+    max_steps: int = Field(examples=[1000], ge=1, description="steps of the run, which the schedule follows")
     max_minutes: float | None = Field(
-        None, gt=0, description="wall clock of the run; the schedule follows whichever limit is nearer"
+        None,
+        gt=0,
+        description="wall clock after which a run that is slower than thought ends early, its schedule cut off",
     )
     accumulation: int = Field(1, ge=1, description="batches per step")
     clip_norm: float = Field(1.0, ge=0, description="largest norm of the gradient; 0: no clipping")
@@ -155,7 +157,7 @@ class Recipe(Section):
     )
     data: Data = Field(examples=[{"path": "runs/grammar"}])
     tokenizer: Tokenizer = Tokenizer()
-    optimisation: Optimisation = Optimisation()
+    optimisation: Optimisation = Field(examples=[{"max_steps": "1000"}])
     evaluation: Evaluation = Evaluation()
     checkpoints: Checkpoints = Checkpoints()
     seed: int = Field(1, ge=0, lt=2**32, description="of everything that is drawn at random")
@@ -322,21 +324,9 @@ def _stride(recipe: Recipe) -> Iterator[str]:
 
 
 @_rule
-def _end(recipe: Recipe) -> Iterator[str]:
-    if recipe.optimisation.max_steps is None and recipe.optimisation.max_minutes is None:
-        yield "optimisation: give max_steps, max_minutes or both"
-
-
-@_rule
 def _r_drop(recipe: Recipe) -> Iterator[str]:
     if recipe.optimisation.r_drop and recipe.objective != "translation":
         yield f"optimisation.r_drop: an option of translation, not of {recipe.objective}"
-
-
-@_rule
-def _mask_schedule(recipe: Recipe) -> Iterator[str]:
-    if len(recipe.optimisation.mask_fraction) == 2 and recipe.optimisation.max_steps is None:
-        yield "optimisation.mask_fraction: a schedule needs max_steps"
 
 
 @_rule

@@ -139,11 +139,18 @@ class Run:
         return time.monotonic() - self.started
 
     def progress(self) -> float:
-        """The share of the run that is over, by steps or by the clock, whichever is further."""
-        spec = self.recipe.optimisation
-        by_steps = self.state.step / spec.max_steps if spec.max_steps else 0.0
-        by_clock = self.state.seconds / (60 * spec.max_minutes) if spec.max_minutes else 0.0
-        return max(by_steps, by_clock)
+        """The share of the run's steps that are done, which its schedules follow: never the clock, since a slower
+        machine would train another model."""
+        return self.state.step / self.recipe.optimisation.max_steps
+
+    def limit(self) -> str:
+        """The limit that the run has reached, in words; empty while there is none."""
+        spec, state = self.recipe.optimisation, self.state
+        if state.step >= spec.max_steps:
+            return f"{state.step} steps are done"
+        if spec.max_minutes is not None and state.seconds >= 60 * spec.max_minutes:
+            return f"optimisation.max_minutes {spec.max_minutes:g} is over at step {state.step} of {spec.max_steps}"
+        return ""
 
     def finished(self) -> str:
         """Why the run is over, in words; empty while it is not."""
@@ -152,7 +159,7 @@ class Run:
             return ""
         if patience is not None and self.state.bad_evals >= patience:
             return f"{self.state.bad_evals} evaluations without progress"
-        return "its limit is reached" if self.progress() >= 1 else ""
+        return self.limit()
 
     def collect_loss(self) -> None:
         """Bring the loss that has gathered on the devices into the state."""
