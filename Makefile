@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.made-from-lock
 # The first of these that is on the machine; another one is taken with `make PYTHON=...`.
-PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3,$(if $(shell $(name) --version 2>/dev/null),$(name))))
+PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3.14 python3,$(if $(shell $(name) --version 2>/dev/null),$(name))))
 # A machine with a GPU has its own torch, and perhaps no network to make .venv with.
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 # One thread a process: the models are small, and xdist already uses every core.
@@ -84,9 +84,9 @@ gpu-rehearse: $(READY)  ## all of that at a tiny size, on a CPU, in two minutes
 	$(BIN)/python -m benchmarks.gpu run --rehearse
 
 $(READY): requirements.lock
-	@$(if $(PYTHON),,echo 'No Python found: install Python 3.11 or 3.12, or name one: make PYTHON=/path/to/python' >&2; exit 1)
-	@$(PYTHON) -c 'import sys; v = sys.version_info; (3, 11) <= v[:2] <= (3, 12) or sys.exit( \
-	    f"Python 3.11 or 3.12 is needed; $(PYTHON) is {v[0]}.{v[1]}. Name another: make PYTHON=/path/to/python")'
+	@$(if $(PYTHON),,echo 'No Python found: install Python 3.11 to 3.14, or name one: make PYTHON=/path/to/python' >&2; exit 1)
+	@$(PYTHON) -c 'import sys; v = sys.version_info; (3, 11) <= v[:2] <= (3, 14) or sys.exit( \
+	    f"Python 3.11 to 3.14 is needed; $(PYTHON) is {v[0]}.{v[1]}. Name another: make PYTHON=/path/to/python")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements.lock
 	@touch $@

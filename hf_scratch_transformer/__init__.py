@@ -23,7 +23,7 @@ from .modeling_scratch_encoder import (
 )
 from .modeling_scratch_seq2seq import ScratchSeq2SeqForConditionalGeneration, ScratchSeq2SeqModel
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 for _config in (ScratchEncoderConfig, ScratchDecoderConfig, ScratchSeq2SeqConfig):
     transformers.AutoConfig.register(_config.model_type, _config, exist_ok=True)
