@@ -80,8 +80,9 @@ def test_scores_that_are_not_measured_and_groups_that_are_not_there_are_refused_
     assert "evaluation.group_by: an option of translation, not of causal_lm" in capsys.readouterr().err
 
 
-def test_rows_are_grouped_by_a_column_that_is_called_like_a_text(tmp_path):
-    """`source` is what the objective reads, here from `en`; the column `source` says where a row is from."""
+def test_rows_are_grouped_by_a_column_that_is_called_like_a_text(tmp_path, capsys):
+    """`source` is what the objective reads, here from `en`; the column `source` says where a row is from. On the
+    terminal groups take a line, in the card a table."""
     recipe = tiny_runs.write_recipe(
         tmp_path,
         data={"splits": {"train": "train", "test": "test.jsonl"}},
@@ -95,6 +96,8 @@ def test_rows_are_grouped_by_a_column_that_is_called_like_a_text(tmp_path):
     *_, line = metrics.read(tmp_path / "run" / "metrics.jsonl")
     groups = {group: scores["rows"] for group, scores in line["groups"]["source"].items()}
     assert groups == {"any group": 2, "books": 1, "news": 1}
+    assert "test by source: 2 groups, exact_match 0 (books) or better\n" in capsys.readouterr().out
+    assert "| books |" in (tmp_path / "run" / "model" / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_weights_that_are_measured_are_those_the_run_would_end_with(tmp_path):

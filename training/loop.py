@@ -190,6 +190,8 @@ def _log_training(run: Run, bar: ProgressBar, norm: torch.Tensor) -> None:
         "learning_rate": run.optimizers[0].param_groups[0]["lr"],
         "gradient_norm": float(norm),
     }
+    if smoothing := run.recipe.optimisation.label_smoothing:  # of which evaluations have none
+        values["label_smoothing"] = smoothing
     if run.is_main:
         run.log.write("train", **values)
         bar.update(state.step, loss=f"{values['loss']:.3f}", tokens=f"{values['tokens_per_second']:,.0f}/s")

@@ -16,6 +16,8 @@ from tqdm import tqdm
 from hf_scratch_transformer.files import write_text
 from hf_scratch_transformer.insight.records import read_metrics
 
+ANY_GROUP = "any group"
+
 
 class Log:
     """`metrics.jsonl`: one line for each measurement, written at once, so that a killed run has its history."""
@@ -90,11 +92,11 @@ def translation_scores(outputs: Sequence[str], references: Sequence[str]) -> dic
 def grouped_scores(
     outputs: Sequence[str], references: Sequence[str], groups: Sequence[Any]
 ) -> dict[str, dict[str, Any]]:
-    """BLEU, exact match and size of each group of rows, and of "any group"; null and empty are no group."""
+    """BLEU, exact match and size of each group of rows, and of all together; null and empty are no group."""
     rows: dict[str, list[int]] = defaultdict(list)
     for row, group in enumerate(groups):
         if group is not None and group != "":
-            rows["any group"].append(row)
+            rows[ANY_GROUP].append(row)
             rows[str(group)].append(row)
     result = {}
     for group, members in rows.items():

@@ -88,9 +88,12 @@ def summarise(results: dict[str, Any], folder: Path) -> None:
             signature = results.get(f"{name}_signature")
             print(f"test {name}: {value:.4g}" + (f"  ({signature})" if signature else ""))
     for column, groups in results.get("groups", {}).items():
-        for group, scores in groups.items():
-            print(f"test {column}, {group}: " + ", ".join(f"{name} {value:.4g}" for name, value in scores.items()))
-    print(f"the run is in {folder}, the model in {folder / 'model'}")
+        exact = {group: scores["exact_match"] for group, scores in groups.items() if group != metrics.ANY_GROUP}
+        if exact:  # the card has them all
+            worst = min(exact, key=lambda group: exact[group])
+            print(f"test by {column}: {len(exact)} groups, exact_match {exact[worst]:.4g} ({worst}) or better")
+    for name, path in {"model": "model", "card": "model/README.md", "curves": "curves.png"}.items():
+        print(f"{name:7} {folder / path}")
 
 
 def push(folder: Path, repo_id: str) -> None:

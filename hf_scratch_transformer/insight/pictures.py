@@ -475,12 +475,13 @@ def curves(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
         colour = "blue" if alone else LINES[number % len(LINES)]
         style = "-" if number < len(LINES) else "--"
         train, evaluation = (([v["step"] for v in e], [v["loss"] for v in e]) for e in lines.values())
+        smoothing = next((line["label_smoothing"] for line in lines["train"] if "label_smoothing" in line), 0)
         panels[0].plot(
             *train,
             color="red" if alone else colour,
             alpha=1 if alone else 0.35,
             lw=1.5 if alone else 1,
-            label="training" if alone else None,
+            label=("training" + f", label smoothing {smoothing:g}" * bool(smoothing)) if alone else None,
         )
         panels[0].plot(*evaluation, style, marker=".", color=colour, label="evaluation" if alone else name)
         if rising:
