@@ -36,6 +36,9 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 from transformers.tokenization_utils_base import LARGE_INTEGER
 
 LONGEST_WORD = 1000  # bytes, for the trainer of byte_bpe
+LARGEST_VOCABULARY = (
+    2**24
+)  # tokens: trainers set memory for all aside at once, and end the process where it is not there
 
 Family = Literal["encoder", "decoder", "seq2seq"]
 Algorithm = Literal["byte_bpe", "wordpiece", "char"]
@@ -120,7 +123,7 @@ def train_tokenizer(
     Raises:
         ValueError: unknown family or algorithm, an algorithm that does not suit the family, a number below 1, a corpus
             that is a bare string or path, holds something other than `str` or no text at all, or a `vocab_size`
-            below what the special tokens and single characters (256 bytes for `byte_bpe`) need.
+            below what the special tokens and single characters (256 bytes for `byte_bpe`) need, or beyond all reason.
     """
     if family not in _LAYOUTS:
         raise ValueError(f"family={family!r} is unknown; choose one of {', '.join(_LAYOUTS)}")
@@ -134,6 +137,8 @@ def train_tokenizer(
     for name, value in numbers.items():
         if value is not None and value < 1:
             raise ValueError(f"{name}={value} must be at least 1")
+    if vocab_size >= LARGEST_VOCABULARY:
+        raise ValueError(f"vocab_size={vocab_size} must be below {LARGEST_VOCABULARY}")
     if isinstance(corpus, str | bytes | os.PathLike):
         raise ValueError("corpus must be an iterable of texts: [text], or read_lines(path) for a file")
 

@@ -437,6 +437,11 @@ def test_check_tokenizer_knows_a_target_vocabulary_and_several_ends(trained):
         (CORPUS, {"vocab_size": 20, "algorithm": "char"}, r"vocab_size=20 is too small: .* character need \d+"),
         (CORPUS, {"vocab_size": 20, "family": "encoder"}, r"vocab_size=20 is too small: .* character need \d+"),
         (CORPUS, {"vocab_size": -1}, "vocab_size=-1 must be at least 1"),
+        (
+            CORPUS,
+            {"vocab_size": 2**40},
+            "vocab_size=1099511627776 must be below 16777216",
+        ),  # else the process is aborted
         (CORPUS, {"min_frequency": 0}, "min_frequency=0 must be at least 1"),
         (CORPUS, {"model_max_length": 0}, "model_max_length=0 must be at least 1"),
         ([], {}, "corpus is empty"),

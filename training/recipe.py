@@ -17,6 +17,7 @@ from pydantic import Field
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
 import hf_scratch_transformer  # noqa: F401  (registers the three families with the Auto classes)
+from hf_scratch_transformer.tokenization import LARGEST_VOCABULARY
 
 from .sections import RecipeError, Section, names, nearest, override, read_yaml, shown, validated
 
@@ -59,7 +60,9 @@ class Tokenizer(Section):
 
     path: str | None = Field(None, description="a folder or Hub id; null trains one")
     algorithm: Literal["byte_bpe", "wordpiece", "char"] | None = Field(None, description="null: what suits the family")
-    vocab_size: int = Field(8000, ge=2, description="most tokens in all; a small corpus gives fewer")
+    vocab_size: int = Field(
+        8000, ge=2, lt=LARGEST_VOCABULARY, description="most tokens in all; a small corpus gives fewer"
+    )
     min_frequency: int = Field(2, ge=1, description="how often a token has to occur")
     lowercase: bool = Field(False, description="make no difference between capitals and small letters")
 
