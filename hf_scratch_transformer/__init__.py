@@ -32,7 +32,9 @@ for _config in (ScratchEncoderConfig, ScratchDecoderConfig, ScratchSeq2SeqConfig
         if _auto_class != "AutoConfig":
             _model = globals()[_reference.split(".")[1]]
             getattr(transformers, _auto_class).register(_config, _model, exist_ok=True)
-adapters.register(*(_config.model_type for _config in (ScratchEncoderConfig, ScratchDecoderConfig, ScratchSeq2SeqConfig)))
+adapters.register(
+    *(_config.model_type for _config in (ScratchEncoderConfig, ScratchDecoderConfig, ScratchSeq2SeqConfig))
+)
 
 __all__ = [
     "ScratchConfig",

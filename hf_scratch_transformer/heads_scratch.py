@@ -198,7 +198,7 @@ class ScratchClassifier(ScratchPreTrainedModel):
             `loss`; `logits` (B, L), (B, T, L) or (B, choices).
         """
         loss_kwargs = take_loss_kwargs(kwargs)
-        inputs = {"attention_mask": attention_mask, "position_ids": position_ids, "past_key_values": past_key_values} | kwargs
+        inputs = dict(kwargs, attention_mask=attention_mask, position_ids=position_ids, past_key_values=past_key_values)
         logits, recorded = self.score(input_ids, inputs_embeds, (labels,), inputs)
         count = loss_kwargs.get("num_items_in_batch")
         loss = None if labels is None else self.loss(logits, labels, count, attention_mask)
@@ -304,7 +304,7 @@ class ScratchForQuestionAnswering(ScratchClassifier):
             `loss`, the mean of both ends; `start_logits` and `end_logits` (B, T).
         """
         loss_kwargs = take_loss_kwargs(kwargs)
-        inputs = {"attention_mask": attention_mask, "position_ids": position_ids, "past_key_values": past_key_values} | kwargs
+        inputs = dict(kwargs, attention_mask=attention_mask, position_ids=position_ids, past_key_values=past_key_values)
         logits, recorded = self.score(input_ids, inputs_embeds, (start_positions, end_positions), inputs)
         start_logits, end_logits = logits.movedim(-1, 0).contiguous()
         loss = None
