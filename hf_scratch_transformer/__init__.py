@@ -1,10 +1,11 @@
 """A Transformer from scratch that the Hugging Face ecosystem takes for a native one: encoder, decoder, translator.
 
-Importing the package registers its configurations and models with transformers' Auto classes.
+Importing the package registers its configurations and models with transformers' Auto classes, and with PEFT.
 """
 
 import transformers
 
+from . import adapters
 from .configuration_scratch import ScratchConfig, ScratchDecoderConfig, ScratchEncoderConfig, ScratchSeq2SeqConfig
 from .modeling_scratch_decoder import (
     ScratchDecoderForCausalLM,
@@ -31,6 +32,9 @@ for _config in (ScratchEncoderConfig, ScratchDecoderConfig, ScratchSeq2SeqConfig
         if _auto_class != "AutoConfig":
             _model = globals()[_reference.split(".")[1]]
             getattr(transformers, _auto_class).register(_config, _model, exist_ok=True)
+adapters.register(
+    *(_config.model_type for _config in (ScratchEncoderConfig, ScratchDecoderConfig, ScratchSeq2SeqConfig))
+)
 
 __all__ = [
     "ScratchConfig",

@@ -7,8 +7,10 @@ cannot work are refused once, here: no layer checks its configuration again.
 import copy
 import dataclasses
 import difflib
+import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -16,6 +18,7 @@ from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedConfig
+from transformers.dynamic_module_utils import get_relative_import_files
 from transformers.generation import GenerationConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -199,6 +202,14 @@ class ScratchConfig(PreTrainedConfig):
         self.auto_map = dict(self._auto_map)
         # Called here as well as by `validate()`: the latter wraps the ValueError in a class that is not one.
         self.validate_architecture()
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """Saves all code that `auto_map` names too: a configuration may be saved without a model."""
+        Path(save_directory).mkdir(parents=True, exist_ok=True)
+        for file in {Path(__file__).with_name(f"{each.split('.')[0]}.py") for each in self._auto_map.values()}:
+            for each in [file, *get_relative_import_files(file)] if file.exists() else []:
+                shutil.copy(each, save_directory)
+        super().save_pretrained(save_directory, *args, **kwargs)
 
     def _refuse_unknown_keys(self, kwargs: dict[str, Any]) -> None:
         fields = sorted(field.name for field in dataclasses.fields(self))

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import (
     ModelOutput,
+    MultipleChoiceModelOutput,
     QuestionAnsweringModelOutput,
     SequenceClassifierOutput,
     TokenClassifierOutput,
@@ -183,19 +184,21 @@ class ScratchClassifier(ScratchPreTrainedModel):
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
+        past_key_values: Cache | None = None,
         **kwargs: Unpack[LossKwargs],
-    ) -> ModelOutput:
+    ) -> SequenceClassifierOutput | TokenClassifierOutput | MultipleChoiceModelOutput:
         """
         Args:
             input_ids, attention_mask, position_ids, inputs_embeds: as the backbone's.
             labels: (B,) classes, or numbers for a regression, (B, L) for several at once, for whole sequences; (B, T)
                 for tokens, -100 where there is none; (B,) indices of the right choice among several texts.
+            past_key_values: of a prefix, as PEFT learns one, which `attention_mask` counts too.
 
         Returns:
             `loss`; `logits` (B, L), (B, T, L) or (B, choices).
         """
         loss_kwargs = take_loss_kwargs(kwargs)
-        inputs = {"attention_mask": attention_mask, "position_ids": position_ids, **kwargs}
+        inputs = dict(kwargs, attention_mask=attention_mask, position_ids=position_ids, past_key_values=past_key_values)
         logits, recorded = self.score(input_ids, inputs_embeds, (labels,), inputs)
         count = loss_kwargs.get("num_items_in_batch")
         loss = None if labels is None else self.loss(logits, labels, count, attention_mask)
@@ -289,6 +292,7 @@ class ScratchForQuestionAnswering(ScratchClassifier):
         inputs_embeds: Tensor | None = None,
         start_positions: Tensor | None = None,
         end_positions: Tensor | None = None,
+        past_key_values: Cache | None = None,
         **kwargs: Unpack[LossKwargs],
     ) -> QuestionAnsweringModelOutput:
         """
@@ -300,7 +304,7 @@ class ScratchForQuestionAnswering(ScratchClassifier):
             `loss`, the mean of both ends; `start_logits` and `end_logits` (B, T).
         """
         loss_kwargs = take_loss_kwargs(kwargs)
-        inputs = {"attention_mask": attention_mask, "position_ids": position_ids, **kwargs}
+        inputs = dict(kwargs, attention_mask=attention_mask, position_ids=position_ids, past_key_values=past_key_values)
         logits, recorded = self.score(input_ids, inputs_embeds, (start_positions, end_positions), inputs)
         start_logits, end_logits = logits.movedim(-1, 0).contiguous()
         loss = None

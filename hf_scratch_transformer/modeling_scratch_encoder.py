@@ -67,7 +67,8 @@ def first_token(hidden_states: Tensor, attention_mask: Any) -> Tensor:  # (..., 
     """The state of the first token of each text, [CLS]: the first real one, also behind padding on the left."""
     if not isinstance(attention_mask, Tensor) or attention_mask.ndim != hidden_states.ndim - 1:
         return hidden_states[..., 0, :]
-    index = attention_mask.long().argmax(-1)[..., None, None]  # (..., 1, 1)
+    real = attention_mask[..., -hidden_states.shape[-2] :]  # without the prefix that a cache may hold
+    index = real.long().argmax(-1)[..., None, None]  # (..., 1, 1)
     index = index.expand(*index.shape[:-1], hidden_states.shape[-1])
     return hidden_states.gather(-2, index).squeeze(-2)
 

@@ -177,6 +177,7 @@ class ScratchSeq2SeqForConditionalGeneration(ScratchLanguageModel, GenerationMix
     config: ScratchSeq2SeqConfig
     _auto_class = "AutoModelForSeq2SeqLM"
     output_type = Seq2SeqLMOutput
+    _tied_weights_keys = {"lm_head.weight": "model.encoder.embeddings.word_embeddings.weight"}
 
     def __init__(self, config: ScratchSeq2SeqConfig):
         super().__init__(config, ScratchSeq2SeqModel(config), config.decoder_vocab_size)

@@ -506,3 +506,31 @@ def test_checkpointing_and_a_cache_asked_for_together() -> None:
     model.gradient_checkpointing_enable()
     output = model(**inputs, use_cache=True, past_key_values=DynamicCache(config=model.config))
     torch.testing.assert_close(gradients(model, output.loss), plain, atol=1e-7, rtol=1e-5)
+
+
+# TorchScript, which the older ONNX exporter goes through
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("model_class", tiny.MODELS, ids=lambda model: model.__name__)
+@torch.no_grad()
+def test_a_trace_takes_its_shapes_from_the_input(model_class: type[PreTrainedModel]) -> None:
+    model = tiny.model(model_class)
+
+    def inputs(batch: int, length: int) -> list[Tensor]:
+        ids = tiny.inputs(model, batch, length, padding=None)["input_ids"]
+        return [ids, ids.flip(-1)] if model.config.is_encoder_decoder else [ids]
+
+    class Positional(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, ids: Tensor, target: Tensor | None = None) -> Tensor:
+            others = {} if target is None else {"decoder_input_ids": target}
+            return self.model(input_ids=ids, use_cache=False, return_dict=False, **others)[0]
+
+    traced = torch.jit.trace(Positional(), inputs(3, 7), check_trace=False)
+    for batch, length in ((2, 11), (5, 3)):
+        expected = Positional()(*inputs(batch, length))
+        torch.testing.assert_close(traced(*inputs(batch, length)), expected, atol=1e-5, rtol=1e-5)

@@ -128,3 +128,14 @@ def test_saved_and_loaded_configurations_are_equal(family, tmp_path):
     loaded = type(config).from_pretrained(tmp_path)
     assert loaded.to_dict() | {"_name_or_path": None} == config.to_dict() | {"_name_or_path": None}
     assert loaded.auto_map["AutoModel"].startswith(f"modeling_scratch_{family}.")
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+def test_a_configuration_saved_alone_brings_the_code_that_it_names(family, tmp_path):
+    """As programs do that put a model together from the weights of others."""
+    model = next(model for model in tiny.HEADS if tiny.family(model) == family)
+    tiny.model(model).save_pretrained(tmp_path / "model")
+    tiny.config(family).save_pretrained(tmp_path / "alone" / "in a new folder")
+    code = {file.name: file.read_text() for file in (tmp_path / "model").glob("*.py")}
+    assert {f"{name.split('.')[0]}.py" for name in tiny.config(family).auto_map.values()} <= code.keys()
+    assert {file.name: file.read_text() for file in (tmp_path / "alone").rglob("*.py")} == code

@@ -766,3 +766,13 @@ def test_gguf_with_weights_missing_is_refused(tmp_path):
     with pytest.raises(ValueError, match="model.gguf: "):
         convert_folder(tmp_path / "model.gguf", tmp_path / "ours")
     assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
+
+
+def test_an_engine_that_is_not_there_is_named(tmp_path, monkeypatch, capsys):
+    """What it does with our models is tested where it is installed, in tests/tools."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert cli.main(["convert", str(tmp_path), str(tmp_path / "new"), "--to", "ctranslate2"]) == 2
+    assert capsys.readouterr().err == (
+        "scratch-transformer: --to ctranslate2 needs that engine: pip install ctranslate2\n"
+    )
+    assert not (tmp_path / "new").exists()

@@ -1,12 +1,12 @@
 """Every head: its shapes, its loss written out, and what surrounds a head: padding, tying, resizing, saving."""
 
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
 from torch import Tensor
 from torch.testing import assert_close
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 import hf_scratch_transformer as scratch
 
@@ -611,3 +611,42 @@ def test_a_source_mask_prepared_in_full_is_that_of_its_padding(kind, backend):
         assert_close(other, results[0], atol=1e-5, rtol=1e-5)
     loss = model(inputs["input_ids"], labels=labels, loss_only=True).loss
     assert not torch.allclose(loss, results[0][0], atol=1e-3)  # the mask did something
+
+
+@pytest.mark.parametrize("head", tiny.HEADS, ids=lambda head: head.__name__)
+def test_the_annotation_of_a_head_names_what_comes_out(head):
+    """sentence-transformers reads it to learn what there is to ask for."""
+    annotation = get_type_hints(head.forward)["return"]
+    model = tiny.model(head)
+    with torch.no_grad():
+        outputs = model(**tiny.inputs(model) | tiny.labels(model, tiny.inputs(model)))
+    assert type(outputs) in (get_args(annotation) or (annotation,))
+
+
+PREFIXED = [head for head in CLASSIFIERS if tiny.task(head) != "MultipleChoice"]
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("head", PREFIXED, ids=lambda head: head.__name__)
+@torch.no_grad()
+def test_classifiers_see_a_prefix_in_a_cache(head, side):
+    """As PEFT learns one; each row of a padded batch is as alone."""
+    model = tiny.model(head, position_embedding_type="sinusoidal")  # rotary ones would see the gap before the text
+    generator = torch.Generator().manual_seed(0)
+    prefix = torch.randn(2, 2, 1, 2, 4, 8, generator=generator)  # layers, keys and values, 1, heads, length, d_k
+
+    def outputs(ids: Tensor, mask: Tensor) -> Any:
+        cache = DynamicCache(config=model.config)
+        for layer, (keys, values) in enumerate(prefix):
+            cache.update(*(each.expand(len(ids), -1, -1, -1) for each in (keys, values)), layer)
+        mask = torch.cat([mask.new_ones(len(ids), 4), mask], dim=1)
+        return model(ids, attention_mask=mask, past_key_values=cache)[0]
+
+    batch = tiny.inputs(model, padding=side)
+    together = outputs(**{"ids": batch["input_ids"], "mask": batch["attention_mask"]})
+    assert not torch.allclose(together, model(**batch)[0], atol=1e-3)
+    for row, (ids, mask) in enumerate(zip(*batch.values(), strict=True)):
+        real = mask.bool()
+        alone = outputs(ids[None, real], mask[None, real])[0]
+        got = together[row] if tiny.task(head) == "SequenceClassification" else together[row, real]
+        assert_close(got, alone, atol=1e-5, rtol=1e-5)

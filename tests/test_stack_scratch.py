@@ -63,6 +63,19 @@ def test_a_lookup_is_one_hot_times_the_table():
     assert (table[model.config.pad_token_id] == 0).all()
 
 
+@pytest.mark.parametrize("tie", [True, False])
+@pytest.mark.parametrize("head", tiny.LANGUAGE_MODELS, ids=tiny.family)
+def test_only_a_tied_head_trains_the_row_of_padding(head, tie):
+    model = tiny.model(head, tie_word_embeddings=tie).train()
+    inputs = tiny.inputs(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(**inputs, **tiny.labels(model, inputs)).loss.backward()
+    optimizer.step()
+    table = model.get_input_embeddings().weight
+    assert table.grad[3:].any(dim=1).any()
+    assert bool(table[model.config.pad_token_id].any()) == tie
+
+
 def test_embeddings_are_a_normalised_sum_of_three_tables():
     options = {"position_embedding_type": "learned", "position_offset": 3, "type_vocab_size": 2, "embedding_norm": True}
     model = tiny.model(ScratchEncoderModel, **options)

@@ -41,6 +41,7 @@ def without_labels(batch: dict[str, Tensor]) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("model_class", tiny.MODELS, ids=lambda model: model.__name__)
 def test_only_labels_are_called_labels(model_class):
+    """every class: names that it takes for labels = labels"""
     called = [name for name in inspect.signature(model_class.forward).parameters if "label" in name]
     assert called in ([], ["labels"])
     is_answer = tiny.task(model_class) == "QuestionAnswering"
@@ -49,6 +50,7 @@ def test_only_labels_are_called_labels(model_class):
 
 @pytest.mark.parametrize("head", tiny.HEADS, ids=lambda head: head.__name__)
 def test_the_trainer_scores_every_head(head, tmp_path: Path):
+    """evaluate, predict and compute_metrics, every head: losses, labels and logits = the model's own"""
     model = tiny.model(head)
     batch = batch_of(model)
     labels = [value for name, value in batch.items() if name not in ("input_ids", "attention_mask")]
@@ -78,10 +80,36 @@ def test_the_trainer_scores_every_head(head, tmp_path: Path):
     assert len(seen) == 2
 
 
+@pytest.mark.parametrize("head", tiny.HEADS, ids=lambda head: head.__name__)
+def test_the_trainer_keeps_the_best_model_of_every_head(head, tmp_path: Path):
+    """eval_strategy and load_best_model_at_end, every head: loss in the end = the least that was logged"""
+    model = tiny.model(head)
+    rows = rows_of(batch_of(model))
+    arguments = TrainingArguments(
+        tmp_path,
+        **OPTIONS,
+        per_device_train_batch_size=3,
+        max_steps=3,
+        learning_rate=0.3,  # far too much, so that the last model is not the best
+        lr_scheduler_type="constant",
+        eval_strategy="steps",
+        eval_steps=1,
+        save_steps=1,
+        load_best_model_at_end=True,
+        metric_for_best_model="loss",
+    )
+    trainer = Trainer(model, arguments, train_dataset=rows, eval_dataset=rows)
+    trainer.train()
+    losses = [row["eval_loss"] for row in trainer.state.log_history if "eval_loss" in row]
+    assert len(losses) == 3 and len(set(losses)) == 3
+    assert trainer.state.best_metric == pytest.approx(min(losses))
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(min(losses), rel=1e-5)
+
+
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("head", tiny.LANGUAGE_MODELS, ids=tiny.family)
 def test_labels_smoothed_by_the_trainer_are_smoothed_as_ours(head, smoothing, tmp_path: Path):
-    """It takes the labels away from the model then, and shifts them itself for a causal one."""
+    """smoothed labels, which it takes from the model and shifts itself for a causal one: losses = ours"""
     model = tiny.model(head)
     batch = batch_of(model)
     with torch.no_grad():
@@ -98,6 +126,7 @@ def test_labels_smoothed_by_the_trainer_are_smoothed_as_ours(head, smoothing, tm
 
 @pytest.mark.parametrize("generates", [False, True])
 def test_the_trainer_of_translators_scores_what_is_generated(generates, tmp_path: Path):
+    """Seq2SeqTrainer, predict_with_generate: tokens that compute_metrics is given = generate's"""
     model = tiny.model(Translator)
     batch = batch_of(model)
     seen: list[Any] = []

@@ -14,7 +14,6 @@ from huggingface_hub import snapshot_download, split_torch_state_dict_into_shard
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedModel
-from transformers.dynamic_module_utils import custom_object_save
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME
@@ -202,11 +201,11 @@ def _opened(source: str | os.PathLike[str]) -> Iterator[tuple[Path, PreTrainedCo
         if path.is_absolute() or str(source).startswith(".") or str(source).count("/") != 1:
             raise ValueError(f"{source} is neither a folder nor the id of a repository, owner/name")
         path = Path(snapshot_download(str(source), allow_patterns=["*.json", "*.safetensors", *TOKENIZER_FILES]))
-    config = _read_config(path)
+    config = read_config(path)
     yield path, config, FolderWeights(path)
 
 
-def _read_config(folder: Path) -> PreTrainedConfig:
+def read_config(folder: Path) -> PreTrainedConfig:
     if not (folder / CONFIG_NAME).is_file():
         raise ValueError(f"{folder} holds no {CONFIG_NAME}: a model's folder is needed, or a .gguf file")
     with reading(folder / CONFIG_NAME):
@@ -235,11 +234,9 @@ def _write_weights(translation: Translation, folder: Path) -> None:
 
 
 def _write_configuration(translation: Translation, folder: Path) -> None:
-    model, config = translation.model, translation.config
-    config.architectures = [type(model).__name__]
+    config = translation.config
+    config.architectures = [type(translation.model).__name__]
     config.dtype = str(translation.dtype).removeprefix("torch.")
-    if isinstance(config, ScratchConfig):
-        custom_object_save(model, folder, config=config)  # the source files beside the weights
     config.save_pretrained(folder)
 
 
