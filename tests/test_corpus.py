@@ -11,7 +11,7 @@ import pyarrow.parquet
 import pytest
 
 from tests import tiny_runs
-from training.corpus import Sequences, bucket, load, read
+from training.corpus import Parts, Sequences, bucket, load, read
 from training.recipe import parse
 from training.sections import RecipeError
 
@@ -100,6 +100,35 @@ def test_malformed_rows_are_counted_and_skipped_or_refused(tmp_path):
         load(
             resolved(tmp_path, "--data.max_length", "20", "--data.malformed", "refuse"), "train", _read_again(tmp_path)
         )
+
+
+@pytest.mark.parametrize("name", ["text.txt", "text.csv"])
+def test_only_bytes_that_cannot_be_decoded_are_broken(name, tmp_path):
+    """U+FFFD is a character like others, with which many a converted text is strewn."""
+    recipe = resolved(tmp_path, "--data.splits.train", name, objective="causal_lm")
+    header = b"text\n" if name.endswith("csv") else b""
+    (tmp_path / "corpus" / name).write_bytes(header + "a \ufffd b\n".encode() + b"thr\xffee\n")
+    corpus = load(recipe, "train", characters, keep_texts=True)
+    assert corpus.texts["text"] == ["a \ufffd b"] and corpus.refused == Counter({"broken UTF-8": 1})
+
+
+def test_why_a_corpus_is_empty_is_said(tmp_path, capsys):
+    """One broken byte in one long document leaves nothing to train a tokenizer on."""
+    recipe = tiny_runs.write_recipe(tmp_path, "causal_lm", data={"sample_by": "document"})
+    with open(tmp_path / "corpus" / "train.en", "ab") as file:
+        file.write(b"thr\xffee\n")
+    assert tiny_runs.run(recipe, tmp_path / "run") == 2
+    assert "left out of data.splits.train: 1 broken UTF-8" in capsys.readouterr().err
+
+
+def test_what_is_left_out_of_each_part_of_a_stream_is_said_once(tmp_path):
+    words = ["--data.streaming", "--data.part_rows=20"]
+    recipe, said = resolved(tmp_path, *words, objective="causal_lm"), []
+    path = tmp_path / "corpus" / "train.en"
+    path.write_bytes(b"".join(b"on\xffe\n" if row == 30 else b"one\n" for row in range(60)))
+    parts = Parts(recipe, characters, lambda part: len(part.columns["text"].tokens), said.append)
+    assert [number for epoch in range(2) for number, _ in parts(epoch, 0)] == [0, 1, 2, 0, 1, 2]
+    assert said == ["part 1 of the stream: left out 1 broken UTF-8"]
 
 
 def _read_again(folder):

@@ -4,6 +4,7 @@ The order of batches is a pure function of the seed and the place in the run (ep
 from one batch to the next, so a resumed run sees exactly the batches it would have seen.
 """
 
+import codecs
 import glob
 import hashlib
 import re
@@ -31,7 +32,8 @@ FAMILIES: dict[str, Family] = {"translation": "seq2seq", "causal_lm": "decoder",
 BUILDERS = {"txt": "text", "json": "json", "jsonl": "json", "csv": "csv", "tsv": "csv", "parquet": "parquet"}
 CHUNK = 10_000  # rows handled at once
 GROUP = "evaluation.group_by: "  # before the name of a column that rows are grouped by: it may be that of a text too
-REPLACEMENT = "\ufffd"  # what a byte that is not UTF-8 is read as
+UNDECODABLE = "\ufdd0\ufdef\ufdd0"  # what a byte that is not UTF-8 is read as: no text holds these, but some hold U+FFFD
+codecs.register_error(__name__, lambda error: (UNDECODABLE, error.end))  # type: ignore[attr-defined]
 
 Columns = dict[str, list[Any]]
 Encode = Callable[[list[str]], list[list[int]]]  # token ids of each text
@@ -124,7 +126,7 @@ def _local(files: Mapping[str, Path], data: Data, skip: int) -> Iterator[Columns
 
 
 def _stream(builder: str, file: Path, sample_by: str, skip: int) -> Iterator[Columns]:
-    options: dict[str, Any] = {} if builder == "parquet" else {"encoding_errors": "replace"}
+    options: dict[str, Any] = {} if builder == "parquet" else {"encoding_errors": __name__}
     if builder == "text":
         options["sample_by"] = sample_by
     if file.suffix == ".tsv":
@@ -182,7 +184,7 @@ def clean(
                 refused["not text"] += 1
             elif not empty_allowed and not all(text.strip() for text in texts):
                 refused["empty"] += 1
-            elif any(REPLACEMENT in text for text in texts):
+            elif any(UNDECODABLE in text for text in texts):
                 refused["broken UTF-8"] += 1
             else:
                 keep.append(row)
@@ -200,8 +202,8 @@ def make_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
     spec = recipe.tokenizer
     if spec.path is not None:
         return read_tokenizer(spec.path, "tokenizer.path")
-    columns = tuple(recipe.data.columns)
-    chunks = clean(read(recipe.data, "train"), columns, Counter(), recipe.objective != "translation")
+    columns, refused = tuple(recipe.data.columns), Counter[str]()
+    chunks = clean(read(recipe.data, "train"), columns, refused, recipe.objective != "translation")
     texts = (text for chunk in chunks for column in columns for text in chunk[column])
     try:
         return train_tokenizer(
@@ -213,7 +215,8 @@ def make_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
             lowercase=spec.lowercase,
         )
     except ValueError as error:
-        raise RecipeError(f"tokenizer: {error}") from error
+        left_out = f"; left out of data.splits.train: {describe(refused)}" if refused else ""
+        raise RecipeError(f"tokenizer: {error}{left_out}") from error
 
 
 def read_tokenizer(path: str | Path, field: str) -> PreTrainedTokenizerFast:
@@ -339,12 +342,13 @@ class Parts:
     def __init__(
         self, recipe: Recipe, encode: Encode, end: Callable[[Corpus], int], say: Callable[[str], object]
     ) -> None:
-        """`end` is how much there is to predict in a part: those with nothing are passed over, which one is told once.
+        """`end` is how much there is to predict in a part: those with nothing are passed over. Which these are, and what
+        is left out of others, is said once.
 
         Raises RecipeError when no part has anything.
         """
         self.recipe, self.encode, self.end, self.say = recipe, encode, end, say
-        self.skipped: set[int] = set()
+        self.told: set[int] = set()  # parts
         if recipe.data.streaming:
             self.first = next((part for _, part in self._stream(0)), Corpus({}))
         else:
@@ -367,11 +371,16 @@ class Parts:
                 part = tokenised(self.recipe, "train", [rows], self.encode, keep_texts=False)
                 if self.end(part) < 1:
                     raise NothingUsable("too short for a single prediction")
+                if part.refused:
+                    self._tell(number, f": left out {describe(part.refused)}")
                 yield number, part
             except NothingUsable as error:
-                if number not in self.skipped:
-                    self.say(f"part {number} of the stream is skipped: {error}")
-                self.skipped.add(number)
+                self._tell(number, f" is skipped: {error}")
+
+    def _tell(self, number: int, what: str) -> None:
+        if number not in self.told:
+            self.say(f"part {number} of the stream{what}")
+        self.told.add(number)
 
 
 def _regrouped(chunks: Iterator[Columns], size: int) -> Iterator[Columns]:
