@@ -7,13 +7,14 @@ from one batch to the next, so a resumed run sees exactly the batches it would h
 import codecs
 import glob
 import hashlib
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -51,13 +52,13 @@ def read(data: Data, role: str, group_by: Iterable[str] = (), skip: int = 0) -> 
 
     Raises RecipeError when the split, a file or a column is not there.
     """
-    source, part = _find(data, role)
-    if part is None:
-        chunks = source(skip)
+    source = _find(data, role)
+    if source.is_cut:
+        chunks = source.rows(skip)
     elif data.streaming and role == "train":
         raise RecipeError(f"data.splits.{role}: a part of a split needs its length, which a stream does not know")
     else:
-        chunks = _part(source(0), part, role)
+        chunks = _part(source.rows(0), source.part, role)
     wanted = data.columns | {GROUP + column: (column,) for column in group_by}
     for chunk in chunks:
         found = {name: next((c for c in names if c in chunk), None) for name, names in wanted.items()}
@@ -67,26 +68,50 @@ def read(data: Data, role: str, group_by: Iterable[str] = (), skip: int = 0) -> 
         yield {name: chunk[column] for name, column in found.items() if column is not None}
 
 
-def _find(data: Data, role: str) -> tuple[Callable[[int], Iterator[Columns]], tuple[float, float] | None]:
-    """How to read the first name of the role that exists, and the part of it that is asked for."""
+def check_splits(data: Data) -> None:
+    """Raises RecipeError when what is trained on would be evaluated on, and when a split is not there."""
+    sources = {role: _find(data, role) for role in data.splits}
+    for role in sorted(sources.keys() - {"train"}):
+        one, other = sources["train"], sources[role]
+        starts, ends = zip(one.part, other.part, strict=True)
+        if (shared := one.texts & other.texts) and max(starts) < min(ends):
+            raise RecipeError(
+                f"data.splits: train and {role} are both of {', '.join(sorted(shared))}: name parts of it that do not "
+                "overlap, name[:90%] and name[90%:]"
+            )
+
+
+class _Source(NamedTuple):
+    """Where the rows of a split are: those from a number on, and which files or splits of the Hub hold them."""
+
+    rows: Callable[[int], Iterator[Columns]]
+    texts: frozenset[str]
+    part: tuple[float, float] = (0, math.inf)  # of them
+    is_cut: bool = True  # whether `rows` are those of the part already
+
+
+def _find(data: Data, role: str) -> _Source:
+    """The first name of the role that exists, and the part of it that is asked for."""
     path = Path(data.path).expanduser()
     tried = []
     for candidate in data.splits[role]:
         if candidate.endswith("]") and (path / candidate).is_file():  # a name, though it looks like a part of a split
-            return partial(_local, {"": path / candidate}, data), None
+            return _local_source({"": path / candidate}, data)
         match = re.fullmatch(r"(?P<name>[^\[\]]*)(\[(?P<first>\d*)%?:(?P<last>\d*)%?\])?", candidate)
         if match is None:
             raise RecipeError(f"data.splits.{role}: {candidate!r} is not of the form name or name[10%:90%]")
-        part = None
-        if candidate.endswith("]"):
-            part = (int(match["first"] or 0) / 100, int(match["last"] or 100) / 100)
+        part = (int(match["first"] or 0) / 100, int(match["last"]) / 100 if match["last"] else math.inf)
         if not path.exists():
-            return _hub(data, candidate if part else match["name"], role), None
+            return _Source(_hub(data, candidate, role), frozenset(match["name"].split("+")), part)
         files = _files(path, match["name"], data)
         if files:
-            return partial(_local, files, data), part
+            return _local_source(files, data)._replace(part=part, is_cut=not candidate.endswith("]"))
         tried.append(match["name"])
     raise RecipeError(f"data.splits.{role}: {path} holds no {' or '.join(tried)}")
+
+
+def _local_source(files: dict[str, Path], data: Data) -> _Source:
+    return _Source(partial(_local, files, data), frozenset(str(file.resolve()) for file in files.values()))
 
 
 def _files(path: Path, name: str, data: Data) -> dict[str, Path]:
@@ -165,7 +190,7 @@ def _part(chunks: Iterator[Columns], part: tuple[float, float], role: str) -> It
             whole.setdefault(column, []).extend(values)
     for column, values in whole.items():
         rows: Any = values[0] if len(values) == 1 and isinstance(values[0], str) else values
-        first, last = (int(len(rows) * share) for share in part)
+        first, last = (int(len(rows) * min(share, 1)) for share in part)
         whole[column] = [rows[first:last]] if isinstance(rows, str) else rows[first:last]
     if not any(any(values) for values in whole.values()):
         raise RecipeError(f"data.splits.{role}: the part asked for is empty")

@@ -206,6 +206,7 @@ def open_run(recipe: Recipe, accelerator: Accelerator, source: Path) -> Run:
         named = [("the recipe", source), ("data", Path(recipe.data.path)), *(("data", path) for path in data)]
         named += [("tokenizer.path", Path(recipe.tokenizer.path))] if recipe.tokenizer.path else []
         folder.check(where, named, resume=recipe.resume, overwrite=recipe.overwrite)
+    corpus.check_splits(recipe.data)
     tokenizer = open_tokenizer(recipe, where, accelerator)
     objective = OBJECTIVES[recipe.objective](recipe, tokenizer)
     run = prepare(recipe, accelerator, plugin, objective, where, started)
@@ -331,10 +332,15 @@ def announce(
     is_sharded: bool,
 ) -> None:
     """On the terminal: what is trained, on what, with how many threads."""
+    known: dict[str, str] = {}
     for role, split in splits.items():
         if split is not None:
             left_out = f", left out {corpus.describe(split.refused)}" if split.refused else ""
             print(f"{role}: {objective.examples(split):,} rows of {split.rows:,}{left_out}", file=sys.stderr)
+            same = [other for other, text in known.items() if text == split.fingerprint()]
+            if same:
+                print(f"{role}: the same text as {' and '.join(same)}", file=sys.stderr)
+            known[role] = split.fingerprint()
     cores = (os.cpu_count() or 1) // accelerator.num_processes
     if accelerator.device.type == "cpu" and torch.get_num_threads() < cores:
         # What `accelerate launch` does unless told otherwise.
