@@ -183,6 +183,11 @@ class Recipe(Section):
 
 
 ORDERS = {"resume", "force", "overwrite"}  # to one process, not properties of the run
+# What a resumed run may have otherwise: when it ends, how often it is measured and what it shows.
+ADJUSTABLE = {
+    *("optimisation.max_steps", "optimisation.max_minutes", "evaluation.early_stopping"),
+    *("evaluation.every_steps", "evaluation.every_minutes", "evaluation.samples", "log_every"),
+}
 OURS = ("scratch_encoder", "scratch_decoder", "scratch_seq2seq")
 COLUMNS = {"translation": ("source", "target"), "causal_lm": ("text",), "masked_lm": ("text",)}
 # What evaluations measure beside the loss and its perplexity.

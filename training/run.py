@@ -34,7 +34,7 @@ from hf_scratch_transformer.tokenization import check_tokenizer, config_fields
 from . import checkpoints, corpus, folder, metrics, sharding
 from .objectives import OBJECTIVES, Objective
 from .optimisation import autocasts, optimizers
-from .recipe import Recipe, dump
+from .recipe import ADJUSTABLE, Recipe, dump
 from .sections import RecipeError
 
 # First number of each family of random draws, after the seed: families never share a generator.
@@ -381,7 +381,9 @@ def save(run: Run, score: float | None = None) -> None:
         files["average.safetensors"] = checkpoints.weights(run.ema_model.module)
     files = {name: sharding.gather(tensors, keep=run.is_main) for name, tensors in files.items()}
     if run.is_main:
-        record = {"state": dataclasses.asdict(state), "identity": run.identity, "score": score}
+        # By now evaluations have been timed by a later clock than the step.
+        elapsed = {"seconds": max(state.seconds, run.clock())}
+        record = {"state": dataclasses.asdict(state) | elapsed, "identity": run.identity, "score": score}
         run.store.save(state.step, files, record, "-unmeasured" if state.unmeasured else "")
     run.accelerator.wait_for_everyone()
 
@@ -412,14 +414,16 @@ def choose(run: Run, candidates: Callable[[], list[Path]], count: int) -> tuple[
 def load(run: Run, folder: Path) -> None:
     """Take weights, optimisers and state from a checkpoint, as if the run had never stopped.
 
-    Raises CheckpointError when it is another run's (unless the recipe says force).
+    What of the recipe is adjusted is said. Raises CheckpointError when it is another run's (unless the recipe says
+    force).
     """
     record = checkpoints.read_state(folder)
     with checkpoints.readable(folder / "state.json"):
-        changes = list(_changes(record["identity"], run.identity))
-    if changes and not run.recipe.force:
+        changes = dict(_changes(record["identity"], run.identity))
+    other = [line for name, line in changes.items() if name.removeprefix("recipe.") not in ADJUSTABLE]
+    if other and not run.recipe.force:
         raise checkpoints.CheckpointError(
-            f"{folder}: not resumed, this is another run ({'; '.join(changes[:5])}); --force does it all the same"
+            f"{folder}: not resumed, this is another run ({'; '.join(other[:5])}); --force does it all the same"
         )
     checkpoints.load_weights(run.unwrapped_model, checkpoints.read_tensors(folder, "model.safetensors"))
     tensors = checkpoints.read_tensors(folder, "optimizer.safetensors")
@@ -427,18 +431,21 @@ def load(run: Run, folder: Path) -> None:
         checkpoints.load_optimizers(run.optimizers, run.unwrapped_model, tensors)
     with checkpoints.readable(folder / "state.json"):
         run.state = State.read(record["state"])
+    if run.is_main and changes:
+        print(f"other than before: {'; '.join(changes.values())}", file=sys.stderr)
     if run.ema_model is not None:
         checkpoints.load_weights(run.ema_model.module, checkpoints.read_tensors(folder, "average.safetensors"))
         run.ema_model.n_averaged.fill_(run.state.n_averaged)
     run.started = time.monotonic() - run.state.seconds
 
 
-def _changes(old: Any, new: Any, where: str = "") -> Iterator[str]:
+def _changes(old: Any, new: Any, where: str = "") -> Iterator[tuple[str, str]]:
+    """The dotted names of what is no longer the same, each with a line that says so."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted(old.keys() | new.keys()):
             yield from _changes(old.get(key), new.get(key), f"{where}.{key}" if where else key)
     elif old != new:
-        yield f"{where} was {old}, now {new}"
+        yield where, f"{where.removeprefix('recipe.')} was {old}, now {new}"
 
 
 def finish(run: Run) -> None:
