@@ -219,7 +219,9 @@ def test_a_run_is_made_longer(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     monkeypatch.setattr("sys.argv", ["training", str(recipe), f"--output_dir={tmp_path / 'run'}", "--resume"])
     assert tiny_runs.run(recipe, tmp_path / "run", "--resume") == 0
-    assert "other than before: log_every was 3, now 1; optimisation.max_steps was 9, now 12\n" in capsys.readouterr().err
+    assert (
+        "other than before: log_every was 3, now 1; optimisation.max_steps was 9, now 12\n" in capsys.readouterr().err
+    )
     whole, longer = tiny_runs.weights(tmp_path / "whole"), tiny_runs.weights(tmp_path / "run")
     assert all(torch.equal(whole[name], longer[name]) for name in whole)
     lines = metrics.read(tmp_path / "run" / "metrics.jsonl")

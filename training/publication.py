@@ -69,6 +69,7 @@ def records(run: Run) -> hub.RunRecords:
         data={"training rows": run.rows, "target tokens predicted in training": run.state.targets}
         | ({"validation rows translated, greedily": evaluated} if recipe.objective == "translation" else {}),
         languages=recipe.data.languages,
+        license=recipe.license,
         recipe=metrics.public(yaml.safe_load(dump(recipe))),
         environment=about,
         metrics=lines,

@@ -6,6 +6,7 @@ All problems are reported in a single `RecipeError`, so that a recipe with three
 import contextlib
 import dataclasses
 import importlib.util
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -51,7 +52,7 @@ class Data(Section):
     random_windows: bool = Field(False, description="windows at random offsets, not a partition of the corpus")
     batch_tokens: int = Field(4096, ge=2, description="padded tokens of one batch, over all processes")
     workers: int = Field(0, ge=0, description="loader processes")
-    languages: Names = Field((), description="ISO 639 codes, for the model card")
+    languages: Names = Field((), description="ISO 639 codes of the texts, for the model card; or code, multilingual")
 
 
 class Tokenizer(Section):
@@ -166,6 +167,9 @@ class Recipe(Section):
     force: bool = Field(False, description="resume although the recipe, vocabulary or corpus has changed")
     overwrite: bool = Field(False, description="replace the run that output_dir holds")
     push_to_hub: str | None = Field(None, description="repository that receives the finished model folder")
+    license: str | None = Field(
+        None, min_length=1, description="of the weights, as the Hub names it, for the model card; null: none is claimed"
+    )
     model_card: str | None = Field(
         None, description="folder that receives the card, its picture and the run's records, without weights"
     )
@@ -176,7 +180,7 @@ class Recipe(Section):
 
     def identity(self) -> dict[str, Any]:
         """The part of the recipe that a resumed run must share: everything but places, retention and reporting."""
-        reporting = {"output_dir", "trackers", "push_to_hub", "model_card", "checkpoints"}
+        reporting = {"output_dir", "trackers", "push_to_hub", "license", "model_card", "checkpoints"}
         by_content = {"path", "splits", "workers", "languages"}  # the corpus is compared by its content
         excluded = dict.fromkeys(reporting | ORDERS, True) | {"data": by_content}
         return self.model_dump(mode="json", exclude=excluded)
@@ -281,6 +285,13 @@ def _roles(recipe: Recipe) -> Iterator[str]:
         yield f"data.splits.{role}: must be one of {', '.join(roles)}{nearest(role, roles)}"
     if "train" not in recipe.data.splits:
         yield "data.splits.train: missing"
+
+
+@_rule
+def _languages(recipe: Recipe) -> Iterator[str]:
+    for language in recipe.data.languages:
+        if language not in ("code", "multilingual") and not re.fullmatch("[a-z]{2,3}", language):
+            yield f"data.languages: {shown(language)} is not an ISO 639 code of two or three small letters, such as en"
 
 
 def _evaluates(recipe: Recipe) -> bool:
