@@ -61,7 +61,7 @@ def test_a_push_that_fails_is_one_line_and_the_model_is_there(recipe, online, tm
 
 @pytest.mark.parametrize("words", [[], ["--license", "mit", "--data.languages", '["no", "nn"]']])
 def test_the_card_claims_what_the_recipe_gives(words, recipe, online, tmp_path, monkeypatch):  # noqa: F811
-    """No licence and no language by default: whose the weights are is not ours to say. Such a model is complete, and can be pushed."""
+    """By default no licence and no language: whose the weights are is not ours to say. Such a model can be pushed."""
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     repo = f"{USER}/licensed-{len(words)}"
     assert tiny_runs.run(recipe, tmp_path / "run", "--push_to_hub", repo, *words) == 0

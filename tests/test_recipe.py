@@ -225,6 +225,18 @@ def test_a_rule_is_passed_over_only_where_it_reads_what_is_wrong(recipe):
         assert list(rule(resolved)) == []
 
 
+@pytest.mark.parametrize("objective", ["causal_lm", "masked_lm"])
+def test_plain_text_has_a_column_of_its_own(objective, tmp_path):
+    recipe = tiny_runs.write_recipe(tmp_path, objective)
+    tree = yaml.safe_load(recipe.read_text())
+    del tree["data"]["columns"]
+    recipe.write_text(yaml.safe_dump(tree))
+    assert parse([str(recipe)]).data.columns == {"text": ("text",)}
+    assert problems(recipe, "--objective=translation") == [
+        "data.columns: translation needs exactly source, target, got none"
+    ]
+
+
 def test_a_tracker_that_is_not_installed_is_named(recipe, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert problems(recipe, "--trackers", "trackio") == ["trackers: trackio is not installed"]

@@ -369,8 +369,8 @@ class Parts:
     def __init__(
         self, recipe: Recipe, encode: Encode, end: Callable[[Corpus], int], say: Callable[[str], object]
     ) -> None:
-        """`end` is how much there is to predict in a part: those with nothing are passed over. Which these are, and what
-        is left out of others, is said once.
+        """`end` is how much there is to predict in a part: those with nothing are passed over. Which these are is said
+        once, as is what is left out of others.
 
         Raises RecipeError when no part has anything.
         """
@@ -425,6 +425,12 @@ def _regrouped(chunks: Iterator[Columns], size: int) -> Iterator[Columns]:
 def digest(content: bytes) -> str:
     """SHA-256"""
     return hashlib.sha256(content).hexdigest()
+
+
+def account(role: str, split: Corpus, usable: int) -> str:
+    """How much of a split is used, and why not all of it."""
+    left_out = f", left out {describe(split.refused)}" if split.refused else ""
+    return f"{role}: {usable:,} rows of {split.rows:,}{left_out}"
 
 
 def describe(refused: Counter) -> str:

@@ -26,7 +26,8 @@ def publish(run: Run, results: dict[str, Any]) -> None:
         return
     recipe, folder = run.recipe, run.folder / "model"
     save_model(run, folder)
-    summarise(results, run.folder)
+    summarise(results)
+    print(f"the run is in {run.folder}, the model in {folder}")
     if recipe.model_card is not None:
         metrics.copy_card(run.folder, Path(recipe.model_card))
     if recipe.push_to_hub is not None:
@@ -82,8 +83,8 @@ def records(run: Run) -> hub.RunRecords:
     )
 
 
-def summarise(results: dict[str, Any], folder: Path) -> None:
-    """The test's results and where everything is, on the terminal."""
+def summarise(results: dict[str, Any]) -> None:
+    """The test's results, on the terminal."""
     for name, value in results.items():
         if isinstance(value, float):
             signature = results.get(f"{name}_signature")
@@ -91,7 +92,6 @@ def summarise(results: dict[str, Any], folder: Path) -> None:
     for column, groups in results.get("groups", {}).items():
         for group, scores in groups.items():
             print(f"test {column}, {group}: " + ", ".join(f"{name} {value:.4g}" for name, value in scores.items()))
-    print(f"the run is in {folder}, the model in {folder / 'model'}")
 
 
 def push(folder: Path, repo_id: str) -> None:

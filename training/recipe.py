@@ -39,8 +39,8 @@ class Data(Section):
     )
     columns: dict[str, Names] = Field(
         {},
-        description="source and target for translation, else text: names of the column to look for, the first that "
-        "exists counts",
+        description="source and target for translation, else text, which is the default: names of the column to look "
+        "for, the first that exists counts",
     )
     sample_by: Literal["line", "paragraph", "document"] = Field("line", description="what a row of plain text is")
     streaming: bool = Field(False, description="read the training split part by part, not into memory at once")
@@ -241,15 +241,25 @@ def parse(argv: Sequence[str]) -> Recipe:
         raise RecipeError("usage: accelerate launch -m training RECIPE.yaml [--key value ...]; --help lists the keys")
     path = Path(argv[0])
     tree, problems = read_yaml(path)
-    problems += override(tree, argv[1:], Recipe)
     tree.setdefault("output_dir", f"runs/{path.stem}")
+    return resolved(str(path), tree, argv[1:], problems)
+
+
+def resolved(source: str, tree: dict[str, Any], words: Sequence[str], problems: Iterable[str] = ()) -> Recipe:
+    """The recipe in a tree of entries, overridden by the words of a command line.
+
+    Raises RecipeError, with the `problems` there are already and every other one, by the name of the source.
+    """
+    problems = [*problems, *override(tree, words, Recipe)]
+    if isinstance(data := tree.get("data"), dict) and tree.get("objective") in ("causal_lm", "masked_lm"):
+        data.setdefault("columns", {"text": "text"})  # which is what readers of plain text call it
     recipe, mistakes = validated(Recipe, tree, partial(_hint, tree.get("model")))
     problems += mistakes
     for rule in RULES:
         with contextlib.suppress(AttributeError):  # what the rule asks for is wrong, which has been said
             problems += rule(recipe)
     if problems:
-        raise RecipeError(f"{path}: {len(problems)} problem(s)\n" + "\n".join(f"  {problem}" for problem in problems))
+        raise RecipeError(f"{source}: {len(problems)} problem(s)\n" + "\n".join(f"  {problem}" for problem in problems))
     return recipe
 
 

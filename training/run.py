@@ -91,13 +91,20 @@ RENAMED = {
 }
 
 
-@dataclass
-class Run:
-    """A run in progress."""
+@dataclass(kw_only=True)
+class Session:
+    """What it takes to measure a model."""
 
     recipe: Recipe
     accelerator: Accelerator
     objective: Objective
+    signal: Callable[[], int] = lambda: 0  # that this process has received
+
+
+@dataclass(kw_only=True)
+class Run(Session):
+    """A run in progress."""
+
     model: torch.nn.Module  # as it is trained: compiled, inside DistributedDataParallel
     unwrapped_model: PreTrainedModel  # the same weights, maybe sharded
     eval_model: PreTrainedModel  # to measure and to publish: `unwrapped_model`, or a copy of it where that is sharded
@@ -114,7 +121,6 @@ class Run:
     loss_sum: torch.Tensor = field(init=False)  # nats of this process since the last line of the log
     started: float = field(default_factory=time.monotonic)
     last_drawn: float = field(default_factory=time.monotonic)
-    signal: Callable[[], int] = lambda: 0  # that this process has received
 
     def __post_init__(self) -> None:
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.accelerator.device)
@@ -335,8 +341,7 @@ def announce(
     known: dict[str, str] = {}
     for role, split in splits.items():
         if split is not None:
-            left_out = f", left out {corpus.describe(split.refused)}" if split.refused else ""
-            print(f"{role}: {objective.examples(split):,} rows of {split.rows:,}{left_out}", file=sys.stderr)
+            print(corpus.account(role, split, objective.examples(split)), file=sys.stderr)
             same = [other for other, text in known.items() if text == split.fingerprint()]
             if same:
                 print(f"{role}: the same text as {' and '.join(same)}", file=sys.stderr)
