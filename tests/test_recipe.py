@@ -195,6 +195,7 @@ def test_mending_what_is_said_is_enough(recipe):
         (["--data.languages=[en, english]"], "data.languages"),
         (["--data.languages=english"], "data.languages: english is not an ISO 639 code of two or three small letters"),
         (["--license="], "license: must be text, at least 1 long, or null, got ''"),
+        (["--data.max_length=65", "--data.batch_tokens=65"], "data.max_length: 65 must be at most model.max_pos"),
         (["--data=3"], "data: must be a section of fields, got 3"),
         (["word"], "word: not of the form --key value"),
         (["--seed=4294967296"], "seed: must be a whole number, at least 0 and below 4294967296, got 4294967296"),

@@ -339,6 +339,15 @@ def _longest_row(recipe: Recipe) -> Iterator[str]:
 
 
 @_rule
+def _positions(recipe: Recipe) -> Iterator[str]:
+    name = "max_length" if recipe.objective == "translation" else "window"
+    with contextlib.suppress(Exception):  # of the configuration, which has a rule of its own
+        limit = getattr(recipe.build_config(), "max_position_embeddings", None)
+        if limit is not None and (longest := getattr(recipe.data, name)) > limit:
+            yield f"data.{name}: {longest} must be at most model.max_position_embeddings {limit}"
+
+
+@_rule
 def _stride(recipe: Recipe) -> Iterator[str]:
     stride = recipe.evaluation.stride
     if stride is not None and recipe.objective != "causal_lm":
