@@ -78,7 +78,7 @@ CHOICES = {  # the fields that hold a choice
     "norm_type": tuple(NORMS),
     "norm_position": tuple(NORM_PLACEMENTS),
     # Glorot & Bengio (2010) for every matrix; N(0, initializer_range); or the latter, but with each sub-layer's last
-    # matrix at zero, so that every pre-norm block starts as the identity.
+    # matrix at zero: a pre-norm block starts as the identity; norm upon norm of a row of zeros would have no gradient.
     "initialization": ("xavier_uniform", "normal", "normal_zero_output"),
 }
 SIZES = (
@@ -246,6 +246,9 @@ class ScratchConfig(PreTrainedConfig):
             )
         if groups > 0 and heads % groups:
             yield f"num_key_value_heads={groups} must divide num_attention_heads={heads}"
+        is_after = NORM_PLACEMENTS.get(self.norm_position, NormPlacement()).after
+        if is_after and self.initialization == "normal_zero_output" and self.transformers_version is None:
+            yield f"norm_position={self.norm_position!r} does not go with initialization='normal_zero_output'"
         kind = self.position_embedding_type
         positions = POSITIONS.get(kind, Positions())
         if self.position_offset and not positions.has_table:

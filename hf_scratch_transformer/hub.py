@@ -173,7 +173,7 @@ class RunRecords:
         dataset_config, dataset_revision: as `datasets.load_dataset` takes them.
         data: what else is known of the corpus (rows, tokens, licence, ...); nested as it likes.
         languages: ISO 639 codes of the texts.
-        license: of the weights, as the Hub names it.
+        license: of the weights, as the Hub names it; None: the card claims none.
         example: a text like those of the corpus (a source text, for a translator), for the code that shows the use.
         recipe: the resolved recipe.
         environment: versions and hardware.
@@ -190,7 +190,7 @@ class RunRecords:
     dataset_revision: str | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
     languages: Sequence[str] = ()
-    license: str = "apache-2.0"
+    license: str | None = None
     example: str = "This is an example."
     recipe: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
@@ -362,7 +362,7 @@ def _card_complaints(folder: Path) -> Iterable[str]:
     except (ValueError, YAMLError) as error:
         yield f"README.md: {' '.join(str(error).split())}"
         return
-    for name in ("library_name", "pipeline_tag", "license"):
+    for name in ("library_name", "pipeline_tag"):
         if not metadata.get(name):
             yield f"README.md: its metadata has no {name}"
 

@@ -39,9 +39,14 @@ def onednn_products() -> Iterator[None]:
         yield
 
 
-@functools.cache
+@torch.compiler.assume_constant_result  # a compiler that looked inside would warn of the cache
 def is_mkl_slow() -> bool:
     """Whether this is a processor of AMD with AVX-512, and torch has both libraries."""
+    return _probe()
+
+
+@functools.cache
+def _probe() -> bool:
     if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()):
         return False
     described = Path("/proc/cpuinfo")

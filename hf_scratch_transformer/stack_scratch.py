@@ -25,6 +25,7 @@ from transformers.masking_utils import (
     packed_sequence_mask_function,
 )
 from transformers.modeling_utils import PreTrainedModel
+from transformers.utils import logging
 from transformers.utils.generic import TransformersKwargs
 from transformers.utils.output_capturing import OutputRecorder
 
@@ -140,6 +141,7 @@ class ScratchStack(ScratchPreTrainedModel):
         self.layers = nn.ModuleList(ScratchBlock(config, index, is_causal, has_encoder) for index in range(depth))
         self.norm = make_norm(config) if NORM_PLACEMENTS[config.norm_position].final else None
         self.rotary = RotaryPositions(config) if self.positions.is_rotary else None
+        self.may_be_longer = self.rotary is not None and not self.rotary.is_fixed  # than `max_position_embeddings`
         # Which of the masks each block is given.
         self.layer_types = getattr(config, "layer_types", None) or ["full_attention"] * depth
         self.gradient_checkpointing = False
@@ -324,16 +326,17 @@ class ScratchStack(ScratchPreTrainedModel):
                 raise ValueError(
                     f"past_key_values: {total} tokens do not fit a static cache of max_cache_len={slots[0]}"
                 )
-        if self.positions.has_table and isinstance(past_length, int):
-            total, limit = past_length + length, self.config.max_position_embeddings
-            # Packed documents may be longer together than each may be; positions are read only where that matters.
-            if total > limit and (
-                position_ids is None or (not torch.compiler.is_compiling() and position_ids.max() >= limit)
-            ):
-                raise ValueError(
-                    f"input of {total} tokens is longer than max_position_embeddings={limit}, the size of the learned "
-                    "table of positions: truncate, or call resize_position_embeddings"
-                )
+        needed, limit = past_length + length, self.config.max_position_embeddings
+        # Packed documents may be longer together than each may be; positions are read only where that matters.
+        is_long = isinstance(past_length, int) and needed > limit and not self.may_be_longer
+        if is_long and (position_ids is None or (not torch.compiler.is_compiling() and position_ids.max() >= limit)):
+            said = f"input of {needed} tokens is longer than max_position_embeddings={limit}"
+            if self.positions.has_table:
+                table = "the size of the learned table of positions: truncate, or call resize_position_embeddings"
+                raise ValueError(f"{said}, {table}")
+            if not is_compiling_or_tracing():
+                self.may_be_longer = True  # said once
+                logging.get_logger(__name__).warning(f"{said}, for which {model} is meant")
 
 
 MASKS = {  # by whether attention is causal, and the kind of layer

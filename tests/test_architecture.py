@@ -29,20 +29,20 @@ BELOW: dict[str, set[str]] = {  # each file, and what it may import
     ),
 }
 BUDGETS = {
-    "configuration_scratch": 358,  # to become 350
+    "configuration_scratch": 362,  # to become 350
     "ops_scratch": 230,  # to become 220
     "unpadding_scratch": 133,  # to become 110
     "cache_scratch": 68,  # to become 60
     "layers_scratch": 330,
-    "stack_scratch": 360,  # to become 320
+    "stack_scratch": 363,  # to become 320
     "heads_scratch": 336,  # to become 320
     "modeling_scratch_encoder": 158,  # to become 130
     "modeling_scratch_decoder": 154,  # to become 150
     "modeling_scratch_seq2seq": 258,  # to become 250
 }
 FOLDERS = {  # of all files that a model carries
-    "modeling_scratch_encoder": 1904,  # to become 1750
-    "modeling_scratch_decoder": 1967,  # to become 1850
+    "modeling_scratch_encoder": 1910,  # to become 1750
+    "modeling_scratch_decoder": 1973,  # to become 1850
 }
 
 

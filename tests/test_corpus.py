@@ -1,5 +1,6 @@
 """Corpora: every source gives the same rows, malformed ones are counted, batches keep their budget and their order."""
 
+import contextlib
 import csv
 import json
 import lzma
@@ -11,7 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from tests import tiny_runs
-from training.corpus import Sequences, bucket, load, read
+from training.corpus import Parts, Sequences, bucket, check_splits, load, read
 from training.recipe import parse
 from training.sections import RecipeError
 
@@ -100,6 +101,77 @@ def test_malformed_rows_are_counted_and_skipped_or_refused(tmp_path):
         load(
             resolved(tmp_path, "--data.max_length", "20", "--data.malformed", "refuse"), "train", _read_again(tmp_path)
         )
+
+
+@pytest.mark.parametrize("name", ["text.txt", "text.csv"])
+def test_only_bytes_that_cannot_be_decoded_are_broken(name, tmp_path):
+    """U+FFFD is a character like others, with which many a converted text is strewn."""
+    recipe = resolved(tmp_path, "--data.splits.train", name, objective="causal_lm")
+    header = b"text\n" if name.endswith("csv") else b""
+    (tmp_path / "corpus" / name).write_bytes(header + "a \ufffd b\n".encode() + b"thr\xffee\n")
+    corpus = load(recipe, "train", characters, keep_texts=True)
+    assert corpus.texts["text"] == ["a \ufffd b"] and corpus.refused == Counter({"broken UTF-8": 1})
+
+
+def test_why_a_corpus_is_empty_is_said(tmp_path, capsys):
+    """One broken byte in one long document leaves nothing to train a tokenizer on."""
+    recipe = tiny_runs.write_recipe(tmp_path, "causal_lm", data={"sample_by": "document"})
+    with open(tmp_path / "corpus" / "train.en", "ab") as file:
+        file.write(b"thr\xffee\n")
+    assert tiny_runs.run(recipe, tmp_path / "run") == 2
+    assert "left out of data.splits.train: 1 broken UTF-8" in capsys.readouterr().err
+
+
+def test_what_is_left_out_of_each_part_of_a_stream_is_said_once(tmp_path):
+    words = ["--data.streaming", "--data.part_rows=20"]
+    recipe, said = resolved(tmp_path, *words, objective="causal_lm"), []
+    path = tmp_path / "corpus" / "train.en"
+    path.write_bytes(b"".join(b"on\xffe\n" if row == 30 else b"one\n" for row in range(60)))
+    parts = Parts(recipe, characters, lambda part: len(part.columns["text"].tokens), said.append)
+    assert [number for epoch in range(2) for number, _ in parts(epoch, 0)] == [0, 1, 2, 0, 1, 2]
+    assert said == ["part 1 of the stream: left out 1 broken UTF-8"]
+
+
+@pytest.mark.parametrize(
+    ("path", "validation"),
+    [("train.en", "valid.en"), (".", "train.en"), (".", "train.en[50%:]"), (".", "../corpus/train.en[95%:]")],
+)
+def test_a_run_is_not_measured_on_what_it_is_trained_on(path, validation, tmp_path, capsys):
+    """With `--data.path FILE` the names of splits count for nothing but their parts."""
+    recipe = tiny_runs.write_recipe(tmp_path, "causal_lm", optimisation={"max_steps": 1})
+    words = ["--data.path", str(tmp_path / "corpus" / path), "--data.splits.validation", validation]
+    assert tiny_runs.run(recipe, tmp_path / "run", *words) == 2
+    message = capsys.readouterr().err
+    assert f"data.splits: train and {'test' if path != '.' else 'validation'} are both of " in message
+    assert str(tmp_path / "corpus" / "train.en") in message and not (tmp_path / "run").exists()
+    name = validation.partition("[")[0]
+    words += ["--data.splits", json.dumps({"train": "train.en[:90%]", "validation": f"{name}[90%:]"})]
+    assert tiny_runs.run(recipe, tmp_path / "run", *words) == 0
+
+
+def test_parts_of_a_split_of_the_hub_may_not_overlap_either(tmp_path):
+    for train, other, is_refused in [
+        ("train", "test", False),
+        ("train+extra", "test+train", True),
+        ("train[:90%]", "train[90%:]", False),
+        ("train[:91%]", "train[90%:]", True),
+        ("train", "train[90%:]", True),
+        ("train[:5000]", "train[1000:]", True),
+        ("train[:1000]", "train[1000:]", False),
+    ]:
+        splits = json.dumps({"train": train, "validation": other})
+        recipe = resolved(tmp_path, "--data.path=owner/name", f"--data.splits={splits}")
+        with pytest.raises(RecipeError, match="train and validation") if is_refused else contextlib.nullcontext():
+            check_splits(recipe.data)
+
+
+def test_splits_of_the_same_text_are_said_to_be_the_same(tmp_path, capsys):
+    """As a corpus without a test split has them, or one whose files were copied."""
+    recipe = tiny_runs.write_recipe(tmp_path, "causal_lm", optimisation={"max_steps": 1})
+    corpus = tmp_path / "corpus"
+    (corpus / "test.en").write_bytes((corpus / "valid.en").read_bytes())
+    assert tiny_runs.run(recipe, tmp_path / "run") == 0
+    assert "test: the same text as validation" in capsys.readouterr().err
 
 
 def _read_again(folder):

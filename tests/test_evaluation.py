@@ -122,3 +122,28 @@ def test_early_stopping_ends_a_run_without_progress(tmp_path):
     )
     assert tiny_runs.run(recipe, tmp_path / "run") == 0
     assert max(tiny_runs.losses(tmp_path / "run")) == 6  # the first evaluation is the best, two more are in vain
+
+
+@pytest.mark.parametrize("objective", tiny_runs.OBJECTIVES)
+def test_evaluations_show_what_the_model_writes_and_change_nothing_by_it(objective, tmp_path, capsys):
+    recipe = tiny_runs.write_recipe(
+        tmp_path, objective, data={"window": 8}, optimisation={"max_steps": 4}, evaluation={"every_steps": 2}
+    )
+    losses = []
+    for count in (2, 0):
+        output = tmp_path / f"{count}"
+        assert tiny_runs.run(recipe, output, "--evaluation.samples", str(count)) == 0
+        said = capsys.readouterr().err
+        losses.append(tiny_runs.losses(output))
+        for line in metrics.read(output / "metrics.jsonl"):
+            if line["event"] == "evaluation":
+                assert len(line["samples"]) == count
+                for sample in line["samples"]:
+                    assert sample.keys() <= {"source", "text", "reference", "output"} and (
+                        sample.get("text") or sample.get("source")
+                    )
+                    assert f"    output    {' '.join(sample['output'].split())}\n" in said
+                if objective == "masked_lm":
+                    assert any("[MASK]" in sample["text"] for sample in line["samples"]) == bool(count)
+                    assert not any("[MASK]" in sample["reference"] for sample in line["samples"])
+    assert losses[0] == losses[1]

@@ -38,6 +38,7 @@ RECORDS = RunRecords(
     dataset_revision="0123456789abcdef0123456789abcdef01234567",
     data={"rows": {"train": 60, "test": 3}, "malformed": None},
     languages=("en", "de"),
+    license="apache-2.0",
     example="The cat sees the dog.",
     recipe={"seed": 3, "model": {"hidden_size": 32}, "optimisation": {"betas": [0.9, 0.95], "ema": None}},
     environment={"python": "3.11.9", "packages": {"torch": "2.13.0"}},

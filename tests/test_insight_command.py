@@ -46,6 +46,7 @@ def test_a_native_model_has_no_column_for_the_articles_and_a_biased_one_of_ours_
     tiny.config("decoder", attention_bias=True, hidden_act="swiglu").save_pretrained(tmp_path / "ours")
     _, out, _ = inspect(str(tmp_path / "ours"))
     assert "self_attn: biases" in out and "mlp: gate_proj" in out and "in the articles" in out
+    assert "Attention Is All You Need" in out
     (tmp_path / "config.json").write_text('{"model_type": "bert", "num_hidden_layers": 1, "hidden_size": 48}')
     code, out, _ = inspect(str(tmp_path / "config.json"), "--length", "9")
     assert code == 0 and "BertForMaskedLM" in out and "in the articles" not in out

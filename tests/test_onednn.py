@@ -1,6 +1,7 @@
 """Products by oneDNN are those of torch."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -143,3 +144,13 @@ def test_elsewhere_nothing_changes(monkeypatch):
     before = F.linear
     with onednn.onednn_products():
         assert F.linear is before
+
+
+def test_a_compiler_does_not_look_into_the_probe_of_the_processor():
+    """It would warn of the cache, and of a file being read."""
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Dynamo")
+        compiled = torch.compile(lambda x: -x if onednn.is_mkl_slow() else x, fullgraph=True, backend="eager")
+        expected = -torch.ones(2) if onednn.is_mkl_slow() else torch.ones(2)
+        assert torch.equal(compiled(torch.ones(2)), expected)

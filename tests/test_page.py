@@ -195,6 +195,21 @@ def test_each_family_has_its_tabs_and_several_folders_are_a_choice(folders):
     ]
 
 
+def test_programs_call_the_page_by_the_names_of_its_functions(folders):
+    expected = {
+        "/translate": ["text", "layer", "head"],
+        "/next_token": ["text", "temperature"],
+        "/continuation": ["text", "temperature", "new_tokens"],
+        "/masked_word": ["text"],
+        "/moved_word": ["word", "first", "second"],
+    }
+    found = {}
+    for folder in folders.values():
+        for name, endpoint in page.build([folder]).get_api_info()["named_endpoints"].items():
+            found[name] = [parameter["parameter_name"] for parameter in endpoint["parameters"]]
+    assert found == expected
+
+
 def test_a_message_quotes_what_was_typed_and_runs_nothing_of_it(folders):
     blocks = page.build([folders["encoder"]])
     answer = next(block.fn for block in blocks.fns.values() if block.api_name == "moved_word")

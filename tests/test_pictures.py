@@ -295,6 +295,18 @@ def test_a_word_in_pieces_is_their_mean_and_case_does_not_matter():
     assert torch.allclose(shown.learned[0], model.get_input_embeddings().weight[ids].mean(0))
 
 
+def test_a_word_that_is_other_tokens_in_another_sentence_says_so():
+    """A byte-level tokenizer keeps the space before a word: two vectors of the table, not one that has moved."""
+    model, vocabulary = ours("decoder")
+    sentences = ["bank of the river", "the bank of the river"]
+    shown = pictures.word_vectors(model, vocabulary, "bank", sentences)
+    assert shown.written == [" ".join(vocabulary.tokenize(text)) for text in ("bank", " bank")]
+    assert shown.written[0] != shown.written[1] and not torch.equal(shown.learned[0], shown.learned[1])
+    for written, panel in zip(shown.written, drawn(pictures.embedding_shift(shown)).axes, strict=True):
+        texts = [text.get_text() for text in panel.texts if text.get_text()]
+        assert texts[:2] == [written, "bank"]
+
+
 def test_neighbours_are_the_nearest_of_the_table():
     model, vocabulary = ours("encoder")
     shown = pictures.word_vectors(model, vocabulary, "bank", [RIVER], neighbours=4)

@@ -1,9 +1,12 @@
 """The finished model on the Hub."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
+from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
@@ -11,6 +14,8 @@ from tests import tiny_runs
 
 from .hub_server import TOKEN, USER
 from .test_hub import hub, online, stranger  # noqa: F401  (two of them fixtures)
+
+ROOT = Path(__file__).parent.parent
 
 TRANSLATE = """
 model = load(job["repo"], "AutoModelForSeq2SeqLM")
@@ -52,3 +57,22 @@ def test_a_push_that_fails_is_one_line_and_the_model_is_there(recipe, online, tm
     assert message.startswith(f"push_to_hub: {USER}/refused was not pushed, but {tmp_path}") and "401" in message
     assert json.loads((tmp_path / "run" / "model" / "config.json").read_text())["model_type"] == "scratch_seq2seq"
     assert f"{USER}/refused" not in online.repositories
+
+
+@pytest.mark.parametrize("words", [[], ["--license", "mit", "--data.languages", '["no", "nn"]']])
+def test_the_card_claims_what_the_recipe_gives(words, recipe, online, tmp_path, monkeypatch):  # noqa: F811
+    """By default no licence and no language: whose the weights are is not ours to say. Such a model can be pushed."""
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    repo = f"{USER}/licensed-{len(words)}"
+    assert tiny_runs.run(recipe, tmp_path / "run", "--push_to_hub", repo, *words) == 0
+    data = ModelCard(online.tree(repo)["README.md"].decode()).data
+    assert (data.license, data.language) == (("mit", ["no", "nn"]) if words else (None, None))
+
+
+def test_every_recipe_of_the_project_gives_its_licence_and_languages():
+    """Those of `training.finetune` too."""
+    paths = [*(ROOT / "training" / "recipes").glob("*.yaml"), ROOT / "demo" / "recipe.yaml"]
+    for path in paths:
+        entries = yaml.safe_load(path.read_text(encoding="utf-8"))
+        about_data = entries["data"] if "objective" in entries else entries
+        assert entries["license"] == "apache-2.0" and about_data["languages"], path

@@ -195,6 +195,10 @@ def test_mending_what_is_said_is_enough(recipe):
         (["--optimisation.final_weights=best", "--checkpoints.keep_best=0"], "optimisation.final_weights: best needs"),
         (["--optimisation.mask_fraction=[0.3, 0.1, 0.2]"], "optimisation.mask_fraction"),
         (["--evaluation.stride=4"], "evaluation.stride: an option of causal_lm, not of translation"),
+        (["--data.languages=[en, english]"], "data.languages"),
+        (["--data.languages=english"], "data.languages: english is not an ISO 639 code of two or three small letters"),
+        (["--license="], "license: must be text, at least 1 long, or null, got ''"),
+        (["--data.max_length=65", "--data.batch_tokens=65"], "data.max_length: 65 must be at most model.max_pos"),
         (["--data=3"], "data: must be a section of fields, got 3"),
         (["word"], "word: not of the form --key value"),
         (["--seed=4294967296"], "seed: must be a whole number, at least 0 and below 4294967296, got 4294967296"),
@@ -223,6 +227,18 @@ def test_a_rule_is_passed_over_only_where_it_reads_what_is_wrong(recipe):
     resolved = parse([str(recipe)])
     for rule in RULES:
         assert list(rule(resolved)) == []
+
+
+@pytest.mark.parametrize("objective", ["causal_lm", "masked_lm"])
+def test_plain_text_has_a_column_of_its_own(objective, tmp_path):
+    recipe = tiny_runs.write_recipe(tmp_path, objective)
+    tree = yaml.safe_load(recipe.read_text())
+    del tree["data"]["columns"]
+    recipe.write_text(yaml.safe_dump(tree))
+    assert parse([str(recipe)]).data.columns == {"text": ("text",)}
+    assert problems(recipe, "--objective=translation") == [
+        "data.columns: translation needs exactly source, target, got none"
+    ]
 
 
 def test_a_tracker_that_is_not_installed_is_named(recipe, monkeypatch):

@@ -210,6 +210,28 @@ def test_a_changed_run_is_not_resumed_unless_forced(tmp_path, capsys):
     assert tiny_runs.run(recipe, tmp_path / "run", "--resume", "--force") == 0
 
 
+def test_a_run_is_made_longer(tmp_path, monkeypatch, capsys):
+    """Its limits and what it reports may be others than before, which is said; its clock goes on."""
+    recipe = tiny_runs.write_recipe(tmp_path, optimisation={"schedule": "constant"})
+    words = ["--optimisation.max_steps", "9", "--log_every", "3"]
+    assert tiny_runs.run(recipe, tmp_path / "whole") == 0
+    assert tiny_runs.run(recipe, tmp_path / "run", *words) == 0
+    capsys.readouterr()
+    monkeypatch.setattr("sys.argv", ["training", str(recipe), f"--output_dir={tmp_path / 'run'}", "--resume"])
+    assert tiny_runs.run(recipe, tmp_path / "run", "--resume") == 0
+    assert (
+        "other than before: log_every was 3, now 1; optimisation.max_steps was 9, now 12\n" in capsys.readouterr().err
+    )
+    whole, longer = tiny_runs.weights(tmp_path / "whole"), tiny_runs.weights(tmp_path / "run")
+    assert all(torch.equal(whole[name], longer[name]) for name in whole)
+    lines = metrics.read(tmp_path / "run" / "metrics.jsonl")
+    assert [line["step"] for line in lines if line["event"] == "train"] == [3, 6, 9, 10, 11, 12]
+    seconds = [line["seconds"] for line in lines]
+    assert seconds == sorted(seconds)
+    card = (tmp_path / "run" / "model" / "README.md").read_text()
+    assert str(tmp_path) not in card and "recipe.yaml --output_dir=run --resume" in card
+
+
 @pytest.mark.parametrize("choice", ["ema", "mean", "best"])
 def test_final_weights(choice, tmp_path):
     recipe = tiny_runs.write_recipe(

@@ -198,6 +198,8 @@ def test_the_command(model, tokenizer, tmp_path: Path, capsys: pytest.CaptureFix
     assert json.loads(run(str(data), "--no-special-tokens", "--json"))["words"]["bank"] == vars(bare)
     with pytest.raises(ValueError, match="--last-layers 0"):
         run(str(data), "--last-layers", "0")
+    with pytest.raises(ValueError, match="last_layers=9 must be at most 5, which the model has"):
+        run(str(data), "--last-layers", "9")
     with pytest.raises(ValueError, match=r"a.tsv, bank: 1 training and 0 test sentences"):
         run(str(table(data, ["bank\ttrain\ta\t1\tthe bank"])))
 

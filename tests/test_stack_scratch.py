@@ -1,5 +1,8 @@
 """Blocks and backbones against torch's and transformers' own, and against themselves where two ways must agree."""
 
+import json
+import logging
+
 import pytest
 import torch
 from torch import nn
@@ -289,6 +292,42 @@ def test_initialisation(family, initialization):
                 assert parameter.abs().max() <= 3**0.5 * std + 1e-6, name
         if name.endswith("word_embeddings.weight"):
             assert (parameter[0] == 0).all(), name
+
+
+def test_zero_outputs_are_refused_where_the_gradient_of_a_row_of_zeros_would_explode(tmp_path):
+    """The padding token may be one of the text. What a released version saved goes on loading."""
+    options = {"initialization": "normal_zero_output", "num_hidden_layers": 6}
+    with pytest.raises(ValueError, match="norm_position='post' does not go with initialization='normal_zero_output'"):
+        tiny.model(ScratchEncoderModel, **options, norm_position="post")
+    model = tiny.model(ScratchEncoderModel, **options, norm_position="pre")
+    model(torch.tensor([[3, 0, 5]])).last_hidden_state.sum().backward()
+    assert all(parameter.grad.abs().max() < 1e5 for parameter in model.parameters() if parameter.grad is not None)
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"norm_position": "post"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert ScratchEncoderModel.from_pretrained(tmp_path).config.norm_position == "post"
+
+
+@pytest.mark.parametrize("model_class", [ScratchEncoderModel, ScratchDecoderModel])
+def test_input_longer_than_meant_is_said_once_where_nothing_ends_it(model_class, caplog, monkeypatch):
+    """A table of positions ends, which is refused; others go on where the model was not trained."""
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)  # to where pytest listens
+    for options, expected in [
+        ({"position_embedding_type": "rotary"}, 1),
+        ({"position_embedding_type": "sinusoidal"}, 1),
+        ({"position_embedding_type": "none"}, 1),
+        ({"position_embedding_type": "rotary", "rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, 0),
+    ]:
+        model = tiny.model(model_class, **options, max_position_embeddings=8)
+        caplog.clear()
+        model(tiny.tokens(40, 1, 8))
+        model(tiny.tokens(40, 1, 16), position_ids=torch.arange(8).repeat(1, 2))  # packed documents
+        assert not caplog.records
+        for _ in range(2):
+            model(tiny.tokens(40, 1, 9))
+        assert [record.getMessage() for record in caplog.records] == [
+            f"input of 9 tokens is longer than max_position_embeddings=8, for which {model_class.__name__} is meant"
+        ] * expected
 
 
 def test_zero_outputs_make_every_block_the_identity():

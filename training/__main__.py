@@ -1,11 +1,13 @@
 """Train a model from a recipe, measure it, and leave a folder that is a complete Hub repository.
 
     accelerate launch -m training RECIPE.yaml [--key value ...]
+    python -m training evaluate MODEL --data PATH [--key value ...]
 
-`--help` lists the keys. A run's folder (`--output_dir`) holds `recipe.yaml`, `environment.json`, `tokenizer/`,
-`metrics.jsonl`, `curves.png`, `checkpoints/` and `model/`. Exit codes: 0 done, 1 failed, 2 the recipe or its data
-cannot be used, 130 and 143 stopped by SIGINT and SIGTERM (saved; `--resume` goes on). `accelerate launch` makes 1 of
-all but 0, with a traceback of its own unless it is told `--quiet`; `python -m training` gives them as they are.
+The second measures a finished model, a folder or an id on the Hub, and writes nothing. `--help` lists the keys. A run's
+folder (`--output_dir`) holds `recipe.yaml`, `environment.json`, `tokenizer/`, `metrics.jsonl`, `curves.png`,
+`checkpoints/` and `model/`. Exit codes: 0 done, 1 failed, 2 the recipe or its data cannot be used, 130 and 143 stopped
+by SIGINT and SIGTERM (saved; `--resume` goes on). `accelerate launch` makes 1 of all but 0, with a traceback of its own
+unless it is told `--quiet`; `python -m training` gives them as they are.
 """
 
 import contextlib
@@ -28,6 +30,7 @@ try:  # takes seconds, in which one may think better of it
     from .publication import publish
     from .recipe import Recipe, parse
     from .run import Interrupted, Run, TrainingError, finish, open_accelerator, open_run
+    from .score import score
     from .sections import RecipeError, reference
 except KeyboardInterrupt:
     print("training: stopped by SIGINT", file=sys.stderr, flush=True)
@@ -47,7 +50,10 @@ def main(arguments: list[str]) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     try:
-        train(parse(arguments), Path(arguments[0]))
+        if arguments[:1] == ["evaluate"]:
+            score(arguments[1:])
+        else:
+            train(parse(arguments), Path(arguments[0]))
     except RecipeError as error:
         return _complain(error, 2)
     except (TrainingError, CheckpointError, OSError) as error:
@@ -81,10 +87,15 @@ def _complain(error: BaseException, code: int) -> int:
 
 HELP = """\
 usage: accelerate launch -m training RECIPE.yaml [--key value ...]
+       python -m training evaluate MODEL --data PATH [--key value ...]
 
 Train a model from a recipe, a YAML file of the fields below. On the command
 line, which wins, keys are dotted: `--key value`, or `--key` alone for true.
 Text is taken as written, lists and mappings as JSON; null is for none.
+
+The second line measures a finished model, ours or a native one, on the test
+split of a file, a folder or a Hub dataset, and writes nothing. Of the fields it
+heeds objective, data, evaluation, optimisation and seed.
 """
 
 if __name__ == "__main__":

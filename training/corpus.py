@@ -4,15 +4,17 @@ The order of batches is a pure function of the seed and the place in the run (ep
 from one batch to the next, so a resumed run sees exactly the batches it would have seen.
 """
 
+import codecs
 import glob
 import hashlib
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,7 +33,10 @@ FAMILIES: dict[str, Family] = {"translation": "seq2seq", "causal_lm": "decoder",
 BUILDERS = {"txt": "text", "json": "json", "jsonl": "json", "csv": "csv", "tsv": "csv", "parquet": "parquet"}
 CHUNK = 10_000  # rows handled at once
 GROUP = "evaluation.group_by: "  # before the name of a column that rows are grouped by: it may be that of a text too
-REPLACEMENT = "\ufffd"  # what a byte that is not UTF-8 is read as
+UNDECODABLE = (
+    "\ufdd0\ufdef\ufdd0"  # what a byte that is not UTF-8 is read as: no text holds these, but some hold U+FFFD
+)
+codecs.register_error(__name__, lambda error: (UNDECODABLE, error.end))  # type: ignore[attr-defined]
 
 Columns = dict[str, list[Any]]
 Encode = Callable[[list[str]], list[list[int]]]  # token ids of each text
@@ -49,13 +54,13 @@ def read(data: Data, role: str, group_by: Iterable[str] = (), skip: int = 0) -> 
 
     Raises RecipeError when the split, a file or a column is not there.
     """
-    source, part = _find(data, role)
-    if part is None:
-        chunks = source(skip)
+    source = _find(data, role)
+    if source.is_cut:
+        chunks = source.rows(skip)
     elif data.streaming and role == "train":
         raise RecipeError(f"data.splits.{role}: a part of a split needs its length, which a stream does not know")
     else:
-        chunks = _part(source(0), part, role)
+        chunks = _part(source.rows(0), source.part, role)
     wanted = data.columns | {GROUP + column: (column,) for column in group_by}
     for chunk in chunks:
         found = {name: next((c for c in names if c in chunk), None) for name, names in wanted.items()}
@@ -65,26 +70,50 @@ def read(data: Data, role: str, group_by: Iterable[str] = (), skip: int = 0) -> 
         yield {name: chunk[column] for name, column in found.items() if column is not None}
 
 
-def _find(data: Data, role: str) -> tuple[Callable[[int], Iterator[Columns]], tuple[float, float] | None]:
-    """How to read the first name of the role that exists, and the part of it that is asked for."""
+def check_splits(data: Data) -> None:
+    """Raises RecipeError when what is trained on would be evaluated on, and when a split is not there."""
+    sources = {role: _find(data, role) for role in data.splits}
+    for role in sorted(sources.keys() - {"train"}):
+        one, other = sources["train"], sources[role]
+        starts, ends = zip(one.part, other.part, strict=True)
+        if (shared := one.texts & other.texts) and max(starts) < min(ends):
+            raise RecipeError(
+                f"data.splits: train and {role} are both of {', '.join(sorted(shared))}: name parts of it that do not "
+                "overlap, name[:90%] and name[90%:]"
+            )
+
+
+class _Source(NamedTuple):
+    """Where the rows of a split are: those from a number on, and which files or splits of the Hub hold them."""
+
+    rows: Callable[[int], Iterator[Columns]]
+    texts: frozenset[str]
+    part: tuple[float, float] = (0, math.inf)  # of them
+    is_cut: bool = True  # whether `rows` are those of the part already
+
+
+def _find(data: Data, role: str) -> _Source:
+    """The first name of the role that exists, and the part of it that is asked for."""
     path = Path(data.path).expanduser()
     tried = []
     for candidate in data.splits[role]:
         if candidate.endswith("]") and (path / candidate).is_file():  # a name, though it looks like a part of a split
-            return partial(_local, {"": path / candidate}, data), None
+            return _local_source({"": path / candidate}, data)
         match = re.fullmatch(r"(?P<name>[^\[\]]*)(\[(?P<first>\d*)%?:(?P<last>\d*)%?\])?", candidate)
         if match is None:
             raise RecipeError(f"data.splits.{role}: {candidate!r} is not of the form name or name[10%:90%]")
-        part = None
-        if candidate.endswith("]"):
-            part = (int(match["first"] or 0) / 100, int(match["last"] or 100) / 100)
+        part = (int(match["first"] or 0) / 100, int(match["last"]) / 100 if match["last"] else math.inf)
         if not path.exists():
-            return _hub(data, candidate if part else match["name"], role), None
+            return _Source(_hub(data, candidate, role), frozenset(match["name"].split("+")), part)
         files = _files(path, match["name"], data)
         if files:
-            return partial(_local, files, data), part
+            return _local_source(files, data)._replace(part=part, is_cut=not candidate.endswith("]"))
         tried.append(match["name"])
     raise RecipeError(f"data.splits.{role}: {path} holds no {' or '.join(tried)}")
+
+
+def _local_source(files: dict[str, Path], data: Data) -> _Source:
+    return _Source(partial(_local, files, data), frozenset(str(file.resolve()) for file in files.values()))
 
 
 def _files(path: Path, name: str, data: Data) -> dict[str, Path]:
@@ -124,7 +153,7 @@ def _local(files: Mapping[str, Path], data: Data, skip: int) -> Iterator[Columns
 
 
 def _stream(builder: str, file: Path, sample_by: str, skip: int) -> Iterator[Columns]:
-    options: dict[str, Any] = {} if builder == "parquet" else {"encoding_errors": "replace"}
+    options: dict[str, Any] = {} if builder == "parquet" else {"encoding_errors": __name__}
     if builder == "text":
         options["sample_by"] = sample_by
     if file.suffix == ".tsv":
@@ -163,7 +192,7 @@ def _part(chunks: Iterator[Columns], part: tuple[float, float], role: str) -> It
             whole.setdefault(column, []).extend(values)
     for column, values in whole.items():
         rows: Any = values[0] if len(values) == 1 and isinstance(values[0], str) else values
-        first, last = (int(len(rows) * share) for share in part)
+        first, last = (int(len(rows) * min(share, 1)) for share in part)
         whole[column] = [rows[first:last]] if isinstance(rows, str) else rows[first:last]
     if not any(any(values) for values in whole.values()):
         raise RecipeError(f"data.splits.{role}: the part asked for is empty")
@@ -182,7 +211,7 @@ def clean(
                 refused["not text"] += 1
             elif not empty_allowed and not all(text.strip() for text in texts):
                 refused["empty"] += 1
-            elif any(REPLACEMENT in text for text in texts):
+            elif any(UNDECODABLE in text for text in texts):
                 refused["broken UTF-8"] += 1
             else:
                 keep.append(row)
@@ -200,8 +229,8 @@ def make_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
     spec = recipe.tokenizer
     if spec.path is not None:
         return read_tokenizer(spec.path, "tokenizer.path")
-    columns = tuple(recipe.data.columns)
-    chunks = clean(read(recipe.data, "train"), columns, Counter(), recipe.objective != "translation")
+    columns, refused = tuple(recipe.data.columns), Counter[str]()
+    chunks = clean(read(recipe.data, "train"), columns, refused, recipe.objective != "translation")
     texts = (text for chunk in chunks for column in columns for text in chunk[column])
     try:
         return train_tokenizer(
@@ -213,7 +242,8 @@ def make_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
             lowercase=spec.lowercase,
         )
     except ValueError as error:
-        raise RecipeError(f"tokenizer: {error}") from error
+        left_out = f"; left out of data.splits.train: {describe(refused)}" if refused else ""
+        raise RecipeError(f"tokenizer: {error}{left_out}") from error
 
 
 def read_tokenizer(path: str | Path, field: str) -> PreTrainedTokenizerFast:
@@ -339,12 +369,13 @@ class Parts:
     def __init__(
         self, recipe: Recipe, encode: Encode, end: Callable[[Corpus], int], say: Callable[[str], object]
     ) -> None:
-        """`end` is how much there is to predict in a part: those with nothing are passed over, which one is told once.
+        """`end` is how much there is to predict in a part: those with nothing are passed over. Which these are is said
+        once, as is what is left out of others.
 
         Raises RecipeError when no part has anything.
         """
         self.recipe, self.encode, self.end, self.say = recipe, encode, end, say
-        self.skipped: set[int] = set()
+        self.told: set[int] = set()  # parts
         if recipe.data.streaming:
             self.first = next((part for _, part in self._stream(0)), Corpus({}))
         else:
@@ -367,11 +398,16 @@ class Parts:
                 part = tokenised(self.recipe, "train", [rows], self.encode, keep_texts=False)
                 if self.end(part) < 1:
                     raise NothingUsable("too short for a single prediction")
+                if part.refused:
+                    self._tell(number, f": left out {describe(part.refused)}")
                 yield number, part
             except NothingUsable as error:
-                if number not in self.skipped:
-                    self.say(f"part {number} of the stream is skipped: {error}")
-                self.skipped.add(number)
+                self._tell(number, f" is skipped: {error}")
+
+    def _tell(self, number: int, what: str) -> None:
+        if number not in self.told:
+            self.say(f"part {number} of the stream{what}")
+        self.told.add(number)
 
 
 def _regrouped(chunks: Iterator[Columns], size: int) -> Iterator[Columns]:
@@ -389,6 +425,12 @@ def _regrouped(chunks: Iterator[Columns], size: int) -> Iterator[Columns]:
 def digest(content: bytes) -> str:
     """SHA-256"""
     return hashlib.sha256(content).hexdigest()
+
+
+def account(role: str, split: Corpus, usable: int) -> str:
+    """How much of a split is used, and why not all of it."""
+    left_out = f", left out {describe(split.refused)}" if split.refused else ""
+    return f"{role}: {usable:,} rows of {split.rows:,}{left_out}"
 
 
 def describe(refused: Counter) -> str:

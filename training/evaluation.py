@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.utils import gather_object
+from transformers import PreTrainedModel
 
 from hf_scratch_transformer.files import write_text
 from hf_scratch_transformer.insight.records import RISING
@@ -17,7 +18,7 @@ from hf_scratch_transformer.insight.records import RISING
 from . import metrics
 from .corpus import GROUP, Batches, Corpus
 from .objectives import Translation
-from .run import EVALUATION, Interrupted, Run
+from .run import EVALUATION, Interrupted, Run, Session
 from .sections import RecipeError
 
 
@@ -28,7 +29,10 @@ def validate(run: Run) -> dict[str, Any]:
     with _evaluating(run) as model:
         values: dict[str, Any] = evaluate(run, model, corpus)
         rows = min(spec.generate_rows, run.objective.examples(corpus))
-        if rows and isinstance(run.objective, Translation):
+        if not isinstance(run.objective, Translation):
+            with run.accelerator.autocast():
+                values["samples"] = run.objective.samples(model, corpus, spec.samples)
+        elif rows:
             outputs = translate(run, model, corpus, np.arange(rows), num_beams=1)
             values |= metrics.translation_scores(outputs, corpus.texts["target"][:rows])
             sources, references = corpus.texts["source"], corpus.texts["target"]
@@ -58,29 +62,34 @@ def judge(run: Run, values: dict[str, Any]) -> float | None:
 
 def test(run: Run) -> dict[str, Any]:
     """Measure the finished model on the test split; translations are also written to `test_outputs.txt`."""
-    spec, corpus, model = run.recipe.evaluation, run.test, run.eval_model
-    if corpus is None:
+    if run.test is None:
         return {}
-    model.eval()
-    values: dict[str, Any] = evaluate(run, model, corpus)
-    if isinstance(run.objective, Translation):
-        outputs = translate(run, model, corpus, np.arange(run.objective.examples(corpus)), spec.num_beams)
-        references = corpus.texts["target"]
-        values |= metrics.translation_scores(outputs, references)
-        values["groups"] = {
-            column: metrics.grouped_scores(outputs, references, corpus.texts[GROUP + column])
-            for column in spec.group_by
-        }
-        if run.is_main:
-            lines = "".join(" ".join(output.split()) + "\n" for output in outputs)
-            write_text(run.folder / "test_outputs.txt", lines)
+    values, outputs = measure(run, run.eval_model, run.test)
+    if run.is_main and outputs:
+        lines = "".join(" ".join(output.split()) + "\n" for output in outputs)
+        write_text(run.folder / "test_outputs.txt", lines)
     if run.is_main:
         run.log.write("test", step=run.state.step, seconds=round(run.clock(), 2), **values)
     return values
 
 
+def measure(session: Session, model: PreTrainedModel, corpus: Corpus) -> tuple[dict[str, Any], list[str]]:
+    """All that there is to measure of a finished model on a test split, and its translations."""
+    model.eval()
+    values: dict[str, Any] = evaluate(session, model, corpus)
+    if not isinstance(session.objective, Translation):
+        return values, []
+    spec, references = session.recipe.evaluation, corpus.texts["target"]
+    outputs = translate(session, model, corpus, np.arange(session.objective.examples(corpus)), spec.num_beams)
+    values |= metrics.translation_scores(outputs, references)
+    values["groups"] = {
+        column: metrics.grouped_scores(outputs, references, corpus.texts[GROUP + column]) for column in spec.group_by
+    }
+    return values, outputs
+
+
 @torch.no_grad()
-def evaluate(run: Run, model: torch.nn.Module, corpus: Corpus) -> dict[str, float]:
+def evaluate(run: Session, model: torch.nn.Module, corpus: Corpus) -> dict[str, float]:
     """Loss and the objective's other metrics over a whole corpus, each process taking some of the batches.
 
     Raises Interrupted when one of them has received a signal.
@@ -115,7 +124,7 @@ def evaluate(run: Run, model: torch.nn.Module, corpus: Corpus) -> dict[str, floa
     return objective.summary(totals, int(totals.pop("targets")), corpus)
 
 
-def translate(run: Run, model: torch.nn.Module, corpus: Corpus, rows: np.ndarray, num_beams: int) -> list[str]:
+def translate(run: Session, model: torch.nn.Module, corpus: Corpus, rows: np.ndarray, num_beams: int) -> list[str]:
     """Translations of some rows, in order; each process does some of them.
 
     Raises Interrupted when one of them has received a signal.
@@ -129,7 +138,7 @@ def translate(run: Run, model: torch.nn.Module, corpus: Corpus, rows: np.ndarray
     return [done[row] for row in rows.tolist()]
 
 
-def _gathered(run: Run, mine: Any) -> list[Any]:
+def _gathered(run: Session, mine: Any) -> list[Any]:
     """What each process has; Interrupted in all of them when one has been told to stop, and broken off."""
     parts, signals = zip(*gather_object([(mine, run.signal())]), strict=True)
     if number := max(signals):

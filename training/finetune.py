@@ -38,6 +38,7 @@ from hf_scratch_transformer.insight import senses
 
 from . import metrics
 from .folder import check, claimed, environment
+from .publication import say_where
 from .run import TrainingError, check_weights
 from .sections import RecipeError, read_yaml
 
@@ -51,6 +52,8 @@ class Task:
     model: str = field(metadata={"help": "folder or Hub id of an encoder with its tokenizer"})
     data: str = field(metadata={"help": "labelled sentences, as `scratch-transformer senses` reads them"})
     validation: float = field(default=0.1, metadata={"help": "share of the training sentences kept for evaluation"})
+    languages: list[str] = field(default_factory=list, metadata={"help": "ISO 639 codes of them, for the model card"})
+    license: str | None = field(default=None, metadata={"help": "of the weights, for the model card"})
     model_card: str | None = field(default=None, metadata={"help": "folder for the card and the records, no weights"})
 
     def __post_init__(self) -> None:
@@ -85,7 +88,8 @@ def parse(argv: list[str]) -> tuple[Task, TrainingArguments]:
     entries, repeated = read_yaml(Path(argv[0]))
     if repeated:
         raise RecipeError(f"{argv[0]}: {'; '.join(repeated)}")
-    words = [word for key, value in entries.items() for word in (f"--{key}", str(value))]
+    listed = {key: value if isinstance(value, list) else [value] for key, value in entries.items()}
+    words = [word for key, values in listed.items() for word in (f"--{key}", *map(str, values))]
     parser = HfArgumentParser((Task, TrainingArguments))
     *parsed, unknown = parser.parse_args_into_dataclasses([*words, *argv[1:]], return_remaining_strings=True)
     if unknown:
@@ -205,7 +209,8 @@ def write(
             "evaluation rows": rows["test"],
             "fine-tuned from": metrics.public(task.model),
         },
-        languages=("en",),
+        languages=task.languages,
+        license=task.license,
         example="the fisherman sat on the bank of the river .",
         recipe=metrics.public(recipe),
         environment=about,
@@ -219,7 +224,7 @@ def write(
         hub.write_model_card(temporary, records)
     if task.model_card is not None:
         metrics.copy_card(folder, Path(task.model_card))
-    print(f"the run is in {folder}, the model in {folder / 'model'}")
+    say_where(folder)
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ class ProgressBar:
         numbers = ", ".join(f"{name} {value:.4g}" for name, value in values.items() if isinstance(value, float))
         lines = [f"{title}: {numbers}"]
         for sample in values.get("samples", ()):
-            lines += [f"    {name:9} {text}" for name, text in sample.items()]
+            lines += [f"    {name:9} {' '.join(text.split())}" for name, text in sample.items()]
         self.say("\n".join(lines))
 
 

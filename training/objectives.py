@@ -3,6 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,6 +24,7 @@ from .recipe import Recipe
 from .sections import RecipeError
 
 Batch = dict[str, Tensor]
+SHOWN = 32  # tokens of a text that a sample shows, and as many of what a causal LM makes of it
 IGNORED = -100  # label of a position without a target
 
 
@@ -72,6 +74,10 @@ class Objective(ABC):
         """The metrics, from what `score` added up over a corpus with that many targets."""
         loss = sums["loss_sum"] / targets
         return {"loss": loss, "perplexity": math.exp(min(loss, 700))}
+
+    def samples(self, model: Any, corpus: Corpus, count: int) -> list[dict[str, str]]:
+        """What the model makes of some of the corpus, for people to read."""
+        return []
 
     def examples(self, corpus: Corpus) -> int:
         """How many rows one pass holds."""
@@ -220,6 +226,22 @@ class CausalLM(_Windows):
             batch["position_ids"] = positions
         return {name: torch.from_numpy(values.astype(np.int64)) for name, values in batch.items()}
 
+    @torch.inference_mode()
+    def samples(self, model: Any, corpus: Corpus, count: int) -> list[dict[str, str]]:
+        """Beginnings, from all over the corpus, and how the model goes on, its tokens drawn at random."""
+        stream = corpus.columns["text"].tokens
+        length = min(SHOWN, self.window // 2, len(stream))
+        starts = np.linspace(0, len(stream) - length, count, dtype=np.int64)[:, None]
+        texts = torch.from_numpy(stream[starts + np.arange(length)].astype(np.int64)).to(model.device)
+        if not count:
+            return []
+        torch.manual_seed(self.recipe.seed)  # each step has its own seed, so this one changes none
+        options = {"do_sample": True, "max_new_tokens": length, "pad_token_id": self.tokenizer.pad_token_id}
+        written = model.generate(input_ids=texts, attention_mask=torch.ones_like(texts), **options)
+        decode = partial(self.tokenizer.batch_decode, skip_special_tokens=True)
+        pairs = zip(decode(texts), decode(written[:, length:]), strict=True)
+        return [{"text": text, "output": output} for text, output in pairs]
+
     def summary(self, sums: Mapping[str, float], targets: int, corpus: Corpus) -> dict[str, float]:
         return super().summary(sums, targets, corpus) | {
             "bits_per_byte": sums["loss_sum"] / math.log(2) / corpus.bytes,
@@ -272,6 +294,25 @@ class MaskedLM(_Windows):
         elif not counts.all():
             batch["attention_mask"] = counts.astype(np.int64)
         return {name: torch.from_numpy(values) for name, values in batch.items()}
+
+    @torch.inference_mode()
+    def samples(self, model: Any, corpus: Corpus, count: int) -> list[dict[str, str]]:
+        """Texts with masks, what was there, and what the model puts there."""
+        windows = self.plan(corpus, None)[0][:count]
+        if not count:
+            return []
+        windows[:, 1] = np.minimum(windows[:, 1], windows[:, 0] + SHOWN)
+        rng, last = np.random.default_rng(self.recipe.seed), self.recipe.optimisation.max_steps or 0
+        batch = {name: values.to(model.device) for name, values in self.collate(corpus, windows, rng, last).items()}
+        labels = batch.pop(self.targets)
+        masked, guesses = labels != IGNORED, model(**batch).logits.argmax(-1)
+        rows = {
+            "text": batch["input_ids"],
+            "reference": torch.where(masked, labels, batch["input_ids"]),
+            "output": torch.where(masked, guesses, batch["input_ids"]),
+        }
+        decoded = [self.tokenizer.batch_decode(ids) for ids in rows.values()]
+        return [dict(zip(rows, texts, strict=True)) for texts in zip(*decoded, strict=True)]
 
     def score(self, model: torch.nn.Module, batch: Batch) -> dict[str, Tensor]:
         logits, targets = self.predict(model, batch)

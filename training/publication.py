@@ -26,7 +26,8 @@ def publish(run: Run, results: dict[str, Any]) -> None:
         return
     recipe, folder = run.recipe, run.folder / "model"
     save_model(run, folder)
-    summarise(results, run.folder)
+    summarise(results)
+    say_where(run.folder)
     if recipe.model_card is not None:
         metrics.copy_card(run.folder, Path(recipe.model_card))
     if recipe.push_to_hub is not None:
@@ -69,6 +70,7 @@ def records(run: Run) -> hub.RunRecords:
         data={"training rows": run.rows, "target tokens predicted in training": run.state.targets}
         | ({"validation rows translated, greedily": evaluated} if recipe.objective == "translation" else {}),
         languages=recipe.data.languages,
+        license=recipe.license,
         recipe=metrics.public(yaml.safe_load(dump(recipe))),
         environment=about,
         metrics=lines,
@@ -81,8 +83,8 @@ def records(run: Run) -> hub.RunRecords:
     )
 
 
-def summarise(results: dict[str, Any], folder: Path) -> None:
-    """The test's results and where everything is, on the terminal."""
+def summarise(results: dict[str, Any]) -> None:
+    """The test's results, on the terminal."""
     for name, value in results.items():
         if isinstance(value, float):
             signature = results.get(f"{name}_signature")
@@ -92,6 +94,10 @@ def summarise(results: dict[str, Any], folder: Path) -> None:
         if exact:  # the card has them all
             worst = min(exact, key=lambda group: exact[group])
             print(f"test by {column}: {len(exact)} groups, exact_match {exact[worst]:.4g} ({worst}) or better")
+
+
+def say_where(folder: Path) -> None:
+    """What a finished run has left in its folder for a person, on the terminal."""
     for name, path in {"model": "model", "card": "model/README.md", "curves": "curves.png"}.items():
         print(f"{name:7} {folder / path}")
 

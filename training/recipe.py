@@ -6,6 +6,7 @@ All problems are reported in a single `RecipeError`, so that a recipe with three
 import contextlib
 import dataclasses
 import importlib.util
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -39,8 +40,8 @@ class Data(Section):
     )
     columns: dict[str, Names] = Field(
         {},
-        description="source and target for translation, else text: names of the column to look for, the first that "
-        "exists counts",
+        description="source and target for translation, else text, which is the default: names of the column to look "
+        "for, the first that exists counts",
     )
     sample_by: Literal["line", "paragraph", "document"] = Field("line", description="what a row of plain text is")
     streaming: bool = Field(False, description="read the training split part by part, not into memory at once")
@@ -52,7 +53,7 @@ class Data(Section):
     random_windows: bool = Field(False, description="windows at random offsets, not a partition of the corpus")
     batch_tokens: int = Field(4096, ge=2, description="padded tokens of one batch, over all processes")
     workers: int = Field(0, ge=0, description="loader processes")
-    languages: Names = Field((), description="ISO 639 codes, for the model card")
+    languages: Names = Field((), description="ISO 639 codes of the texts, for the model card; or code, multilingual")
 
 
 class Tokenizer(Section):
@@ -171,6 +172,9 @@ class Recipe(Section):
     force: bool = Field(False, description="resume although the recipe, vocabulary or corpus has changed")
     overwrite: bool = Field(False, description="replace the run that output_dir holds")
     push_to_hub: str | None = Field(None, description="repository that receives the finished model folder")
+    license: str | None = Field(
+        None, min_length=1, description="of the weights, as the Hub names it, for the model card; null: none is claimed"
+    )
     model_card: str | None = Field(
         None, description="folder that receives the card, its picture and the run's records, without weights"
     )
@@ -181,13 +185,18 @@ class Recipe(Section):
 
     def identity(self) -> dict[str, Any]:
         """The part of the recipe that a resumed run must share: everything but places, retention and reporting."""
-        reporting = {"output_dir", "trackers", "push_to_hub", "model_card", "checkpoints"}
+        reporting = {"output_dir", "trackers", "push_to_hub", "license", "model_card", "checkpoints"}
         by_content = {"path", "splits", "workers", "languages"}  # the corpus is compared by its content
         excluded = dict.fromkeys(reporting | ORDERS, True) | {"data": by_content}
         return self.model_dump(mode="json", exclude=excluded)
 
 
 ORDERS = {"resume", "force", "overwrite"}  # to one process, not properties of the run
+# What a resumed run may have otherwise: when it ends, how often it is measured and what it shows.
+ADJUSTABLE = {
+    *("optimisation.max_steps", "optimisation.max_minutes", "evaluation.early_stopping"),
+    *("evaluation.every_steps", "evaluation.every_minutes", "evaluation.samples", "log_every"),
+}
 OURS = ("scratch_encoder", "scratch_decoder", "scratch_seq2seq")
 COLUMNS = {"translation": ("source", "target"), "causal_lm": ("text",), "masked_lm": ("text",)}
 # What evaluations measure beside the loss and its perplexity.
@@ -237,15 +246,25 @@ def parse(argv: Sequence[str]) -> Recipe:
         raise RecipeError("usage: accelerate launch -m training RECIPE.yaml [--key value ...]; --help lists the keys")
     path = Path(argv[0])
     tree, problems = read_yaml(path)
-    problems += override(tree, argv[1:], Recipe)
     tree.setdefault("output_dir", f"runs/{path.stem}")
+    return resolved(str(path), tree, argv[1:], problems)
+
+
+def resolved(source: str, tree: dict[str, Any], words: Sequence[str], problems: Iterable[str] = ()) -> Recipe:
+    """The recipe in a tree of entries, overridden by the words of a command line.
+
+    Raises RecipeError, with the `problems` there are already and every other one, by the name of the source.
+    """
+    problems = [*problems, *override(tree, words, Recipe)]
+    if isinstance(data := tree.get("data"), dict) and tree.get("objective") in ("causal_lm", "masked_lm"):
+        data.setdefault("columns", {"text": "text"})  # which is what readers of plain text call it
     recipe, mistakes = validated(Recipe, tree, partial(_hint, tree.get("model")))
     problems += mistakes
     for rule in RULES:
         with contextlib.suppress(AttributeError):  # what the rule asks for is wrong, which has been said
             problems += rule(recipe)
     if problems:
-        raise RecipeError(f"{path}: {len(problems)} problem(s)\n" + "\n".join(f"  {problem}" for problem in problems))
+        raise RecipeError(f"{source}: {len(problems)} problem(s)\n" + "\n".join(f"  {problem}" for problem in problems))
     return recipe
 
 
@@ -283,6 +302,13 @@ def _roles(recipe: Recipe) -> Iterator[str]:
         yield "data.splits.train: missing"
 
 
+@_rule
+def _languages(recipe: Recipe) -> Iterator[str]:
+    for language in recipe.data.languages:
+        if language not in ("code", "multilingual") and not re.fullmatch("[a-z]{2,3}", language):
+            yield f"data.languages: {shown(language)} is not an ISO 639 code of two or three small letters, such as en"
+
+
 def _evaluates(recipe: Recipe) -> bool:
     return recipe.evaluation.every_steps is not None or recipe.evaluation.every_minutes is not None
 
@@ -315,6 +341,15 @@ def _longest_row(recipe: Recipe) -> Iterator[str]:
     longest = recipe.data.max_length if recipe.objective == "translation" else recipe.data.window + 1
     if recipe.data.batch_tokens < longest:
         yield f"data.batch_tokens: {recipe.data.batch_tokens} cannot hold one row of {longest} tokens"
+
+
+@_rule
+def _positions(recipe: Recipe) -> Iterator[str]:
+    name = "max_length" if recipe.objective == "translation" else "window"
+    with contextlib.suppress(Exception):  # of the configuration, which has a rule of its own
+        limit = getattr(recipe.build_config(), "max_position_embeddings", None)
+        if limit is not None and (longest := getattr(recipe.data, name)) > limit:
+            yield f"data.{name}: {longest} must be at most model.max_position_embeddings {limit}"
 
 
 @_rule

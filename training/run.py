@@ -34,7 +34,7 @@ from hf_scratch_transformer.tokenization import check_tokenizer, config_fields
 from . import checkpoints, corpus, folder, metrics, sharding
 from .objectives import OBJECTIVES, Objective
 from .optimisation import autocasts, optimizers
-from .recipe import Recipe, dump
+from .recipe import ADJUSTABLE, Recipe, dump
 from .sections import RecipeError
 
 # First number of each family of random draws, after the seed: families never share a generator.
@@ -91,13 +91,20 @@ RENAMED = {
 }
 
 
-@dataclass
-class Run:
-    """A run in progress."""
+@dataclass(kw_only=True)
+class Session:
+    """What it takes to measure a model."""
 
     recipe: Recipe
     accelerator: Accelerator
     objective: Objective
+    signal: Callable[[], int] = lambda: 0  # that this process has received
+
+
+@dataclass(kw_only=True)
+class Run(Session):
+    """A run in progress."""
+
     model: torch.nn.Module  # as it is trained: compiled, inside DistributedDataParallel
     unwrapped_model: PreTrainedModel  # the same weights, maybe sharded
     eval_model: PreTrainedModel  # to measure and to publish: `unwrapped_model`, or a copy of it where that is sharded
@@ -114,7 +121,6 @@ class Run:
     loss_sum: torch.Tensor = field(init=False)  # nats of this process since the last line of the log
     started: float = field(default_factory=time.monotonic)
     last_drawn: float = field(default_factory=time.monotonic)
-    signal: Callable[[], int] = lambda: 0  # that this process has received
 
     def __post_init__(self) -> None:
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.accelerator.device)
@@ -213,6 +219,7 @@ def open_run(recipe: Recipe, accelerator: Accelerator, source: Path) -> Run:
         named = [("the recipe", source), ("data", Path(recipe.data.path)), *(("data", path) for path in data)]
         named += [("tokenizer.path", Path(recipe.tokenizer.path))] if recipe.tokenizer.path else []
         folder.check(where, named, resume=recipe.resume, overwrite=recipe.overwrite)
+    corpus.check_splits(recipe.data)
     tokenizer = open_tokenizer(recipe, where, accelerator)
     objective = OBJECTIVES[recipe.objective](recipe, tokenizer)
     run = prepare(recipe, accelerator, plugin, objective, where, started)
@@ -338,10 +345,14 @@ def announce(
     is_sharded: bool,
 ) -> None:
     """On the terminal: what is trained, on what, with how many threads."""
+    known: dict[str, str] = {}
     for role, split in splits.items():
         if split is not None:
-            left_out = f", left out {corpus.describe(split.refused)}" if split.refused else ""
-            print(f"{role}: {objective.examples(split):,} rows of {split.rows:,}{left_out}", file=sys.stderr)
+            print(corpus.account(role, split, objective.examples(split)), file=sys.stderr)
+            same = [other for other, text in known.items() if text == split.fingerprint()]
+            if same:
+                print(f"{role}: the same text as {' and '.join(same)}", file=sys.stderr)
+            known[role] = split.fingerprint()
     cores = (os.cpu_count() or 1) // accelerator.num_processes
     if accelerator.device.type == "cpu" and torch.get_num_threads() < cores:
         # What `accelerate launch` does unless told otherwise.
@@ -382,7 +393,9 @@ def save(run: Run, score: float | None = None) -> None:
         files["average.safetensors"] = checkpoints.weights(run.ema_model.module)
     files = {name: sharding.gather(tensors, keep=run.is_main) for name, tensors in files.items()}
     if run.is_main:
-        record = {"state": dataclasses.asdict(state), "identity": run.identity, "score": score}
+        # By now evaluations have been timed by a later clock than the step.
+        elapsed = {"seconds": max(state.seconds, run.clock())}
+        record = {"state": dataclasses.asdict(state) | elapsed, "identity": run.identity, "score": score}
         run.store.save(state.step, files, record, "-unmeasured" if state.unmeasured else "")
     run.accelerator.wait_for_everyone()
 
@@ -413,14 +426,16 @@ def choose(run: Run, candidates: Callable[[], list[Path]], count: int) -> tuple[
 def load(run: Run, folder: Path) -> None:
     """Take weights, optimisers and state from a checkpoint, as if the run had never stopped.
 
-    Raises CheckpointError when it is another run's (unless the recipe says force).
+    What of the recipe is adjusted is said. Raises CheckpointError when it is another run's (unless the recipe says
+    force).
     """
     record = checkpoints.read_state(folder)
     with checkpoints.readable(folder / "state.json"):
-        changes = list(_changes(record["identity"], run.identity))
-    if changes and not run.recipe.force:
+        changes = dict(_changes(record["identity"], run.identity))
+    other = [line for name, line in changes.items() if name.removeprefix("recipe.") not in ADJUSTABLE]
+    if other and not run.recipe.force:
         raise checkpoints.CheckpointError(
-            f"{folder}: not resumed, this is another run ({'; '.join(changes[:5])}); --force does it all the same"
+            f"{folder}: not resumed, this is another run ({'; '.join(other[:5])}); --force does it all the same"
         )
     checkpoints.load_weights(run.unwrapped_model, checkpoints.read_tensors(folder, "model.safetensors"))
     tensors = checkpoints.read_tensors(folder, "optimizer.safetensors")
@@ -428,18 +443,21 @@ def load(run: Run, folder: Path) -> None:
         checkpoints.load_optimizers(run.optimizers, run.unwrapped_model, tensors)
     with checkpoints.readable(folder / "state.json"):
         run.state = State.read(record["state"])
+    if run.is_main and changes:
+        print(f"other than before: {'; '.join(changes.values())}", file=sys.stderr)
     if run.ema_model is not None:
         checkpoints.load_weights(run.ema_model.module, checkpoints.read_tensors(folder, "average.safetensors"))
         run.ema_model.n_averaged.fill_(run.state.n_averaged)
     run.started = time.monotonic() - run.state.seconds
 
 
-def _changes(old: Any, new: Any, where: str = "") -> Iterator[str]:
+def _changes(old: Any, new: Any, where: str = "") -> Iterator[tuple[str, str]]:
+    """The dotted names of what is no longer the same, each with a line that says so."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted(old.keys() | new.keys()):
             yield from _changes(old.get(key), new.get(key), f"{where}.{key}" if where else key)
     elif old != new:
-        yield f"{where} was {old}, now {new}"
+        yield where, f"{where.removeprefix('recipe.')} was {old}, now {new}"
 
 
 def finish(run: Run) -> None:

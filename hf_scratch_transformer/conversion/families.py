@@ -88,6 +88,10 @@ BERT_FIELDS = same(
 CLASSIFIER = (Row("classifier", "classifier"),)
 QUESTIONS = (Row("qa_outputs", "qa_outputs"),)
 CHOICES = (Row("classifier", "choice_scorer"),)
+# Decoders classify whole texts without a bias; a head that ours is given later shall do so too. Their other heads have
+# one, which is zero where ours has none.
+NO_BIAS = {"classifier_bias": False}
+ANY_BIAS = {"classifier_bias": OneOf([True, False])}
 POOLER_OR_NONE = {"pooler_act": OneOf(["tanh", None])}  # BertModel(config, add_pooling_layer=False) has none
 
 BERT = Family(
@@ -226,13 +230,11 @@ GPT2 = Family(
         Row("ln_f", "norm"),
     ),
     heads={
-        "": Head("GPT2Model"),
-        "CausalLM": Head("GPT2LMHeadModel", (Row("lm_head", "lm_head"),)),
-        "SequenceClassification": Head(
-            "GPT2ForSequenceClassification", (Row("score", "classifier"),), {"classifier_bias": False}
-        ),
-        "TokenClassification": Head("GPT2ForTokenClassification", CLASSIFIER),
-        "QuestionAnswering": Head("GPT2ForQuestionAnswering", QUESTIONS),
+        "": Head("GPT2Model", constants=NO_BIAS),
+        "CausalLM": Head("GPT2LMHeadModel", (Row("lm_head", "lm_head"),), NO_BIAS),
+        "SequenceClassification": Head("GPT2ForSequenceClassification", (Row("score", "classifier"),), NO_BIAS),
+        "TokenClassification": Head("GPT2ForTokenClassification", CLASSIFIER, ANY_BIAS),
+        "QuestionAnswering": Head("GPT2ForQuestionAnswering", QUESTIONS, ANY_BIAS),
     },
     fields=TOKENS
     + same("initializer_range", "use_cache")
@@ -295,13 +297,13 @@ def like_llama(
         config=ScratchDecoderConfig,
         rows=LLAMA_ROWS,
         heads={
-            "": Head(f"{prefix}Model"),
-            "CausalLM": Head(f"{prefix}ForCausalLM", (Row("lm_head", "lm_head"),)),
+            "": Head(f"{prefix}Model", constants=NO_BIAS),
+            "CausalLM": Head(f"{prefix}ForCausalLM", (Row("lm_head", "lm_head"),), NO_BIAS),
             "SequenceClassification": Head(
-                f"{prefix}ForSequenceClassification", (Row("score", "classifier"),), {"classifier_bias": False}
+                f"{prefix}ForSequenceClassification", (Row("score", "classifier"),), NO_BIAS
             ),
-            "TokenClassification": Head(f"{prefix}ForTokenClassification", (Row("score", "classifier"),)),
-            "QuestionAnswering": Head(f"{prefix}ForQuestionAnswering", QUESTIONS),
+            "TokenClassification": Head(f"{prefix}ForTokenClassification", (Row("score", "classifier"),), ANY_BIAS),
+            "QuestionAnswering": Head(f"{prefix}ForQuestionAnswering", QUESTIONS, ANY_BIAS),
         },
         fields=TOKENS
         + same(

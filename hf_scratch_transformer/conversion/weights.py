@@ -195,6 +195,9 @@ class Translation:
         links = family.links(task, depth)
         targets = {name: tensor.to(self.dtype) for name, tensor in stored(self.model).items()}
         self.steps = steps_back(links, targets) if is_back else steps_into(links, targets, self.names)
+        for name, step in self.steps.items():  # biases that theirs has, and ours has not
+            for missing in set(step.inputs) - self.names.keys():
+                self.source[missing], self.names[missing] = targets[name], None
         self.shapes = {name: self.shape(name) for name in targets}
         wrong = [
             f"{name} would be {tuple(self.shapes[name].shape)}, not {tuple(target.shape)}"

@@ -111,6 +111,11 @@ def _parameters(report: "Report") -> "Table":
             beyond[name.rpartition(".")[2]] += part.total
     table.add_section()
     if known:
+        table.caption = (
+            "The articles' formulas, after “Attention Is All You Need”, count no norms, no biases of attention, and "
+            "nothing that later models added."
+        )
+        table.caption_justify = "left"
         in_layers, in_tables = report.article_parameters
         sums = {
             "the articles' formulas, in the layers": in_layers,

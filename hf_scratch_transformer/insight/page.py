@@ -13,8 +13,10 @@ off, and all that a browser asks for comes from the machine that serves it.
 
 import contextlib
 import html
+import inspect
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import gradio
@@ -247,6 +249,8 @@ def _answer(
             message = html.escape(str(error), quote=False)
             raise gradio.Error(message, print_exception=False) from error
 
+    # By the names of its parameters the page is called from a program.
+    answer.__signature__ = inspect.signature(partial(function, model, tokenizer))  # type: ignore[attr-defined]
     # Gradio's own check would print a traceback.
     gradio.on(triggers, answer, list(inputs), outputs, api_name=function.__name__, preprocess=False)
 

@@ -281,6 +281,7 @@ class WordVectors:
     near_learned: list[dict[str, Tensor]]  # token -> its row of the table (D,)
     near_contextual: list[dict[str, Tensor]]
     model: str
+    written: list[str]  # the word's tokens in each sentence, as the tokenizer writes them
 
 
 @torch.no_grad()
@@ -343,6 +344,7 @@ def word_vectors(
         near_learned=[nearest(vector) for vector in learned],
         near_contextual=[nearest(vector) for vector in contextual],
         model=model_name(model),
+        written=[" ".join(map(str, tokenizer.convert_ids_to_tokens(ids.tolist()))) for ids in pieces],
     )
 
 
@@ -411,7 +413,9 @@ def embedding_shift(shown: WordVectors) -> Figure:
     figure.set_layout_engine("none")
     for index, panel in enumerate(panels.flat):
         tokens = {**places[index], **places[count + index]}
-        labels = [(shown.word, starts[index], LINES[1]), (shown.word, ends[index], LINES[2])]
+        # Other tokens have another learned vector: at the start of a text, or with a capital.
+        learned = shown.word if len({*shown.written}) == 1 else shown.written[index]
+        labels = [(learned, starts[index], LINES[1]), (shown.word, ends[index], LINES[2])]
         _label(panel, canvas.get_renderer(), labels + [(token, place, "black") for token, place in tokens.items()])
     return figure
 

@@ -146,7 +146,7 @@ def contextual_vectors(
 
     Args:
         model: an encoder or a decoder without head; a long sentence is cut, around the word, to what it can take.
-        last_layers: how many layers are summed; all of them where the model has fewer.
+        last_layers: how many layers are summed, at most as many as the model has.
         special_tokens: put those of the tokenizer around the sentence. A model trained on windows cut out of running
             text, as ours are, has mostly seen none.
         batch_tokens: padded tokens at a time.
@@ -161,7 +161,10 @@ def contextual_vectors(
         inputs = tokenizer.pad({"input_ids": [encoded["input_ids"][row] for row in rows]}, return_tensors="pt")
         check_ids(model, inputs["input_ids"].tolist())
         outputs = model(**inputs.to(model.device), output_hidden_states=True)
-        layers = outputs.hidden_states[1:][-last_layers:]  # the first is the embedding
+        layers = outputs.hidden_states[1:]  # the first is the embedding
+        if last_layers > len(layers):
+            raise ValueError(f"last_layers={last_layers} must be at most {len(layers)}, which the model has")
+        layers = layers[-last_layers:]
         states = torch.stack([layer.float() for layer in layers]).sum(0).cpu()  # (B, T, D)
         for place, row in enumerate(rows):
             pieces = [index for index, word in enumerate(encoded.word_ids(row)) if word == near[row].position]

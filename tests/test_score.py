@@ -1,0 +1,107 @@
+"""`python -m training evaluate`: any finished model on any text or pairs, with its folder left as it is."""
+
+import json
+
+import pytest
+import torch
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    BertConfig,
+    BertForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+)
+
+from hf_scratch_transformer.tokenization import config_fields, train_tokenizer
+from tests import tiny_runs
+from tests.test_run import contents
+from training import metrics
+from training.__main__ import main
+
+SIZES = {"d_model": 16, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "encoder_layers": 1, "decoder_layers": 1}
+NATIVE = {
+    "causal_lm": ("decoder", GPT2LMHeadModel, GPT2Config, {"n_embd": 16, "n_layer": 1, "n_head": 2}),
+    "masked_lm": ("encoder", BertForMaskedLM, BertConfig, {"hidden_size": 12, "num_hidden_layers": 1}),
+    "translation": ("seq2seq", BartForConditionalGeneration, BartConfig, SIZES | {"max_position_embeddings": 64}),
+}
+
+
+def scores(capsys):
+    """What was printed, by name."""
+    lines = [line.removeprefix("test ").split(": ") for line in capsys.readouterr().out.splitlines()]
+    return {name: value.split()[0] for name, value in lines}
+
+
+@pytest.mark.parametrize("objective", tiny_runs.OBJECTIVES)
+def test_a_run_and_its_model_have_the_same_scores(objective, tmp_path, monkeypatch, capsys):
+    recipe = tiny_runs.write_recipe(tmp_path, objective, optimisation={"max_steps": 4}, evaluation={"num_beams": 2})
+    assert tiny_runs.run(recipe, tmp_path / "run", "--optimisation.final_weights", "last") == 0
+    expected = metrics.read(tmp_path / "run" / "metrics.jsonl")[-1]
+    before = contents(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    capsys.readouterr()
+    words = ["--data", "corpus", "--data.batch_tokens=64"]
+    if objective == "translation":
+        words += ["--data.columns", '{"source": "en", "target": "de"}', "--data.max_length=32"]
+    else:
+        words += ["--data.splits.test=test.en", "--data.window=16"]
+    assert main(["evaluate", "run/model", *words]) == 0
+    assert scores(capsys) == {k: f"{v:.4g}" for k, v in expected.items() if isinstance(v, float) and k != "seconds"}
+    assert contents(tmp_path) == before
+
+
+@pytest.fixture(params=NATIVE)
+def native(request, tmp_path):
+    family, model_class, config_class, sizes = NATIVE[request.param]
+    tokenizer = train_tokenizer([*tiny_runs.NUMBERS, *tiny_runs.NUMBERS.values()], family=family, vocab_size=300)
+    torch.manual_seed(0)
+    fields = config_fields(tokenizer, family)
+    model = model_class(config_class(**{"vocab_size": 300} | fields, **sizes)).eval()
+    model.save_pretrained(tmp_path / "native")
+    tokenizer.save_pretrained(tmp_path / "native")
+    return request.param, model, tokenizer
+
+
+def test_a_native_model_is_measured_on_a_file(native, tmp_path, capsys):
+    objective, model, tokenizer = native
+    if objective == "translation":
+        file, words = tmp_path / "pairs.jsonl", ["--data.columns", '{"source": "en", "target": "de"}']
+        file.write_text(json.dumps({"en": "one two", "de": "zwei eins"}), encoding="utf-8")
+        batch = tokenizer("one two", return_tensors="pt") | {
+            "labels": tokenizer("zwei eins", return_tensors="pt").input_ids
+        }
+    else:
+        file, words = tmp_path / "text", []
+        file.write_text("one two three\n", encoding="utf-8")
+        batch = tokenizer("one two three" + (tokenizer.eos_token or ""), return_tensors="pt")
+        batch["labels"] = batch["input_ids"]
+    assert main(["evaluate", str(tmp_path / "native"), f"--data={file}", *words]) == 0
+    found = scores(capsys)
+    if objective == "masked_lm":
+        assert 0 < float(found["loss"]) < 10 and 0 <= float(found["masked_accuracy"]) <= 1
+    else:
+        assert found["loss"] == f"{model(**batch).loss.item():.4g}"
+
+
+def test_what_cannot_be_measured_is_one_line_with_code_2(native, tmp_path, capsys):
+    objective, model, _ = native
+    (tmp_path / "headless").mkdir()
+    model.base_model.save_pretrained(tmp_path / "headless")
+    folder, text = str(tmp_path / "native"), tmp_path / "text"
+    text.write_bytes(b"thr\xffee\n")
+    columns = [] if objective != "translation" else ["--data.columns", '{"source": "text", "target": "text"}']
+    for words, expected in [
+        ([], "usage: python -m training evaluate MODEL --data PATH"),
+        ([folder], "data.path: missing"),
+        ([str(tmp_path / "nowhere"), "--data", str(text)], "nowhere"),
+        ([str(tmp_path / "headless"), "--data", str(text)], "predicts neither translations nor tokens"),
+        ([folder, "--data", str(text), *columns], "no usable row (1 broken UTF-8)"),
+        (
+            [folder, "--data", str(text), "--model.hidden_size=8"],
+            "--model.hidden_size: to evaluate heeds objective, data",
+        ),
+        ([folder, "--data", str(text), "--data.windw=8"], "data.windw: unknown key; did you mean data.window?"),
+    ]:
+        assert main(["evaluate", *words]) == 2
+        assert expected in capsys.readouterr().err

@@ -1,0 +1,87 @@
+"""A finished model, ours or a native one, measured on any text or pairs; nothing is written."""
+
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from transformers import GenerationConfig, PreTrainedConfig
+
+from hf_scratch_transformer.insight.plot import open_model
+from hf_scratch_transformer.insight.presets import read_config
+from hf_scratch_transformer.onednn import onednn_products
+
+from . import corpus, evaluation
+from .objectives import OBJECTIVES
+from .publication import summarise
+from .recipe import Data, Recipe, resolved
+from .run import Session, open_accelerator
+from .sections import RecipeError
+
+USAGE = "usage: python -m training evaluate MODEL --data PATH [--key value ...]"
+KEYS = ("objective", "data", "evaluation", "optimisation", "seed")  # of a recipe, that are heeded
+
+
+def score(words: Sequence[str]) -> None:
+    """Print the scores of a model on the test split of some data, by the words of a command line.
+
+    Raises RecipeError when model, data or words cannot be used.
+    """
+    if not words or words[0].startswith("-"):
+        raise RecipeError(USAGE)
+    source = words[0]
+    try:
+        recipe = _recipe(source, read_config(source), words[1:])
+        model = open_model(source, OBJECTIVES[recipe.objective].auto_model, attention=None, dtype="float32")
+    except RecipeError:
+        raise
+    except ValueError as error:  # whatever is wrong with a model's folder
+        raise RecipeError(str(error)) from error
+    accelerator = open_accelerator(recipe)
+    tokenizer = corpus.read_tokenizer(source, "MODEL")
+    objective = OBJECTIVES[recipe.objective](recipe, tokenizer)
+    split = corpus.load(recipe, "test", objective.encode, keep_texts=True)
+    if objective.end(split) < 1:
+        raise RecipeError("data.splits.test: too short for a single prediction")
+    largest = max(int(column.tokens.max(initial=0)) for column in split.columns.values())
+    if largest >= (rows := model.get_input_embeddings().num_embeddings):
+        raise RecipeError(f"{source}: its tokenizer gives token {largest}, and its table has {rows} rows")
+    if accelerator.is_main_process:
+        print(corpus.account("test", split, objective.examples(split)), file=sys.stderr)
+    session = Session(recipe=recipe, accelerator=accelerator, objective=objective)
+    with onednn_products():
+        values, _ = evaluation.measure(session, model.to(accelerator.device), split)
+    if accelerator.is_main_process:
+        summarise(values)
+
+
+def _recipe(source: str, config: PreTrainedConfig, words: Sequence[str]) -> Recipe:
+    """A recipe that measures a model as its own settings have it, unless the words say otherwise."""
+    words = [word.replace("--data", "--data.path", 1) if word.partition("=")[0] == "--data" else word for word in words]
+    for key in (word[2:].partition("=")[0] for word in words if word.startswith("--")):
+        if key.partition(".")[0] not in KEYS:
+            raise RecipeError(f"--{key}: to evaluate heeds {', '.join(KEYS)} and what is in them, as a recipe has it")
+    saved = (config.architectures or [""])[0]
+    known = {
+        name: getattr(kind.auto_model._model_mapping.get(type(config), None), "__name__", None)
+        for name, kind in OBJECTIVES.items()
+    }
+    tree: dict[str, Any] = {
+        "objective": next((name for name, head in known.items() if head == saved), None),
+        "model": {"model_type": config.model_type},
+        "data": {"splits": {"train": "train", "test": "test"}},  # of which the first is not read
+        "optimisation": {"max_steps": 1},
+        "output_dir": "runs",  # into which nothing is written
+    }
+    if tree["objective"] is None:
+        raise RecipeError(f"{source}: a {saved or 'model without a head'} predicts neither translations nor tokens")
+    if longest := getattr(config, "max_position_embeddings", None):
+        for name in ("window", "max_length"):
+            tree["data"][name] = min(longest, Data.model_fields[name].default)
+    with suppress(OSError):  # most encoders have no such settings
+        settings = GenerationConfig.from_pretrained(source)
+        tree["evaluation"] = {"num_beams": settings.num_beams or 1}
+        if settings.length_penalty is not None:
+            tree["evaluation"]["length_penalty"] = settings.length_penalty
+    return resolved(Path(source).name, tree, words)
