@@ -77,6 +77,23 @@ def test_every_kind_of_processor_has_a_row(tmp_path: Path) -> None:
     ]
 
 
+def test_a_score_is_the_mean_over_seeds(tmp_path: Path) -> None:
+    card = tmp_path / "model_cards/it"
+    card.mkdir(parents=True)
+    text = "It has <!-- seeds: it bleu -->?<!-- end --> BLEU."
+    with pytest.raises(ValueError, match="has no bleu of a test"):
+        readme.filled(text, tmp_path)
+    for name, value in {"metrics": 30.0, "seed-2": 31.0, "seed-3": 35.0}.items():
+        lines = [
+            {"event": event, "step": 1, "bleu": value + extra} for event, extra in (("evaluation", 9), ("test", 0))
+        ]
+        (card / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert readme.filled(text, tmp_path) == "It has <!-- seeds: it bleu -->32 ± 2.6 over 3 seeds<!-- end --> BLEU."
+    for path in card.glob("seed-*"):
+        path.unlink()
+    assert "-->30, one seed<!--" in readme.filled(text, tmp_path)
+
+
 def test_what_was_not_run_on_a_gpu_is_said(tmp_path: Path) -> None:
     step = STEPS["shakespeare"]
     record = {
