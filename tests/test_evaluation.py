@@ -15,7 +15,7 @@ def judged(losses, patience=2, keep_best=1, early_stopping=3, metric="loss"):
     """What `judge` returns for each of these values of a metric in turn, and the state after them."""
     recipe = SimpleNamespace(
         evaluation=Evaluation(best_metric=metric, early_stopping=early_stopping),
-        optimisation=Optimisation(plateau_patience=patience),
+        optimisation=Optimisation(max_steps=9, plateau_patience=patience),
         checkpoints=Checkpoints(keep_best=keep_best),
     )
     run = SimpleNamespace(recipe=recipe, state=State())

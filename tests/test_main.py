@@ -51,7 +51,7 @@ def test_a_bad_recipe_ends_with_code_2_before_anything_is_written(recipe, tmp_pa
     assert main([str(recipe)]) == 2
     assert not output.exists()
     lines = capsys.readouterr().err
-    assert "max_steps: must be a whole number, at least 1, or null, got -3" in lines
+    assert "max_steps: must be a whole number, at least 1, got -3" in lines
     assert "usage" in lines and "absent.yaml" in lines and "Traceback" not in lines
 
 
