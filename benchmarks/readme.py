@@ -79,7 +79,7 @@ def over_seeds(card: Path, score: str) -> str:
     """`97.5 ± 0.3 over 3 seeds`: the score of the test. Raises ValueError where a run was not tested."""
     values = []
     for path in (card / "metrics.jsonl", *sorted(card.glob("seed-*.jsonl"))):
-        last = next((line for line in reversed(metrics.read(path)) if line["event"] == "test"), {})
+        last: dict[str, Any] = next((line for line in reversed(metrics.read(path)) if line["event"] == "test"), {})
         if score not in last:
             raise ValueError(f"README.md: {path} has no {score} of a test")
         values.append(last[score])
