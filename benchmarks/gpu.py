@@ -382,7 +382,8 @@ def rehearse(arguments: argparse.Namespace) -> int:
             small = step._replace(commands=tuple(map(rehearsed, step.commands)))
             how = execute if step in apart else execute_here
             if step.name == STOPPED:
-                long = tuple((*words, f"--optimisation.max_steps={STOPPED_STEPS}") for words in small.commands)
+                rare = [f"--{what}.every_steps={STOPPED_STEPS}" for what in ("evaluation", "checkpoints")]
+                long = tuple((*words, f"--optimisation.max_steps={STOPPED_STEPS}", *rare) for words in small.commands)
                 small, how = small._replace(commands=long), go_on
                 began = functools.partial(execute, is_enough=functools.partial(has_begun, runs / STOPPED))
                 if run_step(small, data, runs, records, began, MOST_SECONDS)["is_complete"]:
