@@ -19,7 +19,8 @@ def run(folder: Path, *argv: str) -> list[dict[str, Any]]:
     """The results of a command line, as they are read back."""
     assert main([*argv, "--rounds", "2", "--warmup", "1", "--output_dir", str(folder)]) == 0
     record = json.loads((folder / "benchmark.json").read_text())
-    assert record["environment"]["packages"]["torch"] == torch.__version__
+    installed = record["environment"]["packages"]["torch"]  # to which some builds of torch add what they are for
+    assert torch.__version__.partition("+")[0] == installed.partition("+")[0]
     if "calls" not in argv:
         assert record["roofline"]["matmul"]["fp32"] > 0 and record["roofline"]["bandwidth"] > 0
     assert not list(folder.glob(".*"))
