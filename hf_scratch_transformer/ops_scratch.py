@@ -28,7 +28,8 @@ def is_compiling_or_tracing() -> bool:
 def compute_dtype(x: Tensor) -> torch.dtype:
     """The type in which matrices are multiplied here."""
     device = x.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+    is_known = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device)  # torch 2.11 cannot trace it
+    if is_known and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
     return x.dtype
 
