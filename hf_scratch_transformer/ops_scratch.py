@@ -19,19 +19,20 @@ from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 
 def is_compiling_or_tracing() -> bool:
-    """Whether somebody other than a backward pass follows the operations: a compiler, a tracer, a functional transform,
-    a derivative in forward mode."""
-    follows = torch.compiler.is_compiling() or torch._C._is_tracing() or torch._C._are_functorch_transforms_active()
-    return follows or forward_ad._current_level >= 0
+    """Whether somebody other than a backward pass follows the operations: a compiler, a tracer, a transform."""
+    return torch.compiler.is_compiling() or torch._C._is_tracing() or is_transformed()
+
+
+def is_transformed() -> bool:
+    """Whether a functional transform or a forward-mode derivative does, which know torch's own operations only."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
     """The type in which matrices are multiplied here."""
     device = x.device.type
     is_known = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device)  # torch 2.11 cannot trace it
-    if is_known and torch.is_autocast_enabled(device):
-        return torch.get_autocast_dtype(device)
-    return x.dtype
+    return torch.get_autocast_dtype(device) if is_known and torch.is_autocast_enabled(device) else x.dtype
 
 
 def is_unmodified(linear: nn.Module) -> TypeGuard[nn.Linear]:
@@ -140,9 +141,7 @@ def linear_cross_entropy(
     """
     dtype = compute_dtype(hidden_states)
     hidden_states, weight, bias = hidden_states.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-    if (
-        torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-    ):  # which know torch's operations only
+    if is_transformed():
         logits = F.linear(hidden_states, weight, bias).to(torch.promote_types(dtype, torch.float32))
         return F.cross_entropy(logits, target_ids, reduction="sum", label_smoothing=label_smoothing)
     return operation(hidden_states, weight, bias, target_ids, label_smoothing, torch.is_grad_enabled())[0]

@@ -326,11 +326,11 @@ class ScratchStack(ScratchPreTrainedModel):
                 raise ValueError(
                     f"past_key_values: {total} tokens do not fit a static cache of max_cache_len={slots[0]}"
                 )
-        needed, limit = past_length + length, self.config.max_position_embeddings
         # Packed documents may be longer together than each may be; positions are read only where that matters.
-        is_long = isinstance(past_length, int) and needed > limit and not self.may_be_longer
+        limit, is_known = self.config.max_position_embeddings, isinstance(past_length, int) and not self.may_be_longer
+        is_long = is_known and past_length + length > limit
         if is_long and (position_ids is None or (not torch.compiler.is_compiling() and position_ids.max() >= limit)):
-            said = f"input of {needed} tokens is longer than max_position_embeddings={limit}"
+            said = f"input of {past_length + length} tokens is longer than max_position_embeddings={limit}"
             if self.positions.has_table:
                 table = "the size of the learned table of positions: truncate, or call resize_position_embeddings"
                 raise ValueError(f"{said}, {table}")

@@ -36,9 +36,8 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 from transformers.tokenization_utils_base import LARGE_INTEGER
 
 LONGEST_WORD = 1000  # bytes, for the trainer of byte_bpe
-LARGEST_VOCABULARY = (
-    2**24
-)  # tokens: trainers set memory for all aside at once, and end the process where it is not there
+# Tokens: trainers set memory for all of them aside at once, and end the process where it is not there.
+LARGEST_VOCABULARY = 2**24
 
 Family = Literal["encoder", "decoder", "seq2seq"]
 Algorithm = Literal["byte_bpe", "wordpiece", "char"]

@@ -33,9 +33,8 @@ FAMILIES: dict[str, Family] = {"translation": "seq2seq", "causal_lm": "decoder",
 BUILDERS = {"txt": "text", "json": "json", "jsonl": "json", "csv": "csv", "tsv": "csv", "parquet": "parquet"}
 CHUNK = 10_000  # rows handled at once
 GROUP = "evaluation.group_by: "  # before the name of a column that rows are grouped by: it may be that of a text too
-UNDECODABLE = (
-    "\ufdd0\ufdef\ufdd0"  # what a byte that is not UTF-8 is read as: no text holds these, but some hold U+FFFD
-)
+# What a byte that is not UTF-8 is read as: no text holds these, but some hold U+FFFD.
+UNDECODABLE = "\ufdd0\ufdef\ufdd0"
 codecs.register_error(__name__, lambda error: (UNDECODABLE, error.end))  # type: ignore[attr-defined]
 
 Columns = dict[str, list[Any]]

@@ -302,7 +302,7 @@ class MaskedLM(_Windows):
         if not count:
             return []
         windows[:, 1] = np.minimum(windows[:, 1], windows[:, 0] + SHOWN)
-        rng, last = np.random.default_rng(self.recipe.seed), self.recipe.optimisation.max_steps or 0
+        rng, last = np.random.default_rng(self.recipe.seed), self.recipe.optimisation.max_steps
         batch = {name: values.to(model.device) for name, values in self.collate(corpus, windows, rng, last).items()}
         labels = batch.pop(self.targets)
         masked, guesses = labels != IGNORED, model(**batch).logits.argmax(-1)
