@@ -68,7 +68,6 @@ WORDS = {
     "pad": "the layout is undone",
     "lm_head": "logits",
     "leave_out_padding": "padding predicts nothing",
-    "next_token_logits": "lm_head; a few rows on every core",
     "total_loss": "fused: no logits of all tokens at once",
     "linear_cross_entropy": "head and loss in one, in chunks",
     "token_loss": "cross-entropy",

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
-from .ops_scratch import is_compiling_or_tracing
+from .ops_scratch import is_compiling_or_tracing, is_transformed
 
 BLOCK = 16  # tokens by which capacity grows: each time all is copied, as a dynamic cache does for every token
 FEW = 2**15  # entries of the keys, below which copying them takes less time than writing into a slice
@@ -24,7 +24,8 @@ class PreallocatedLayer(DynamicLayer):
         # Gradients and transforms follow concatenation only, which also knows what to do with other types and shapes.
         held = self.keys
         is_alike = held is not None and held.shape[:2] == key_states.shape[:2] and held.dtype == key_states.dtype
-        if not is_alike or held.numel() < FEW or torch.is_grad_enabled() or is_compiling_or_tracing():
+        is_few = self.buffers[0] is None and (held is None or held.numel() < FEW)
+        if not is_alike or is_few or torch.is_grad_enabled() or torch.compiler.is_compiling() or is_transformed():
             self.buffers, self.filled = PreallocatedLayer.buffers, PreallocatedLayer.filled
             return super().update(key_states, value_states, *args, **kwargs)
         length = held.shape[-2] + key_states.shape[-2]

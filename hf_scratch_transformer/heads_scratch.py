@@ -22,7 +22,7 @@ from transformers.utils import can_return_tuple
 
 from .configuration_scratch import ACTIVATIONS, ScratchConfig
 from .layers_scratch import make_norm
-from .ops_scratch import is_unmodified, linear_cross_entropy, next_token_logits
+from .ops_scratch import is_unmodified, linear_cross_entropy
 from .stack_scratch import ScratchKwargs, ScratchPreTrainedModel, is_padding_mask, of_new_tokens
 
 
@@ -89,7 +89,7 @@ class ScratchLanguageModel(ScratchPreTrainedModel):
         logits = loss = None
         if targets is None or not loss_only:
             transformed = hidden_states if self.lm_transform is None else self.lm_transform(hidden_states)
-            logits = next_token_logits(self.lm_head, transformed)
+            logits = self.lm_head(transformed)
         if targets is not None:
             if num_items_in_batch is None:
                 num_items_in_batch = (targets != -100).sum().clamp(min=1)  # without a target the loss is 0, not NaN

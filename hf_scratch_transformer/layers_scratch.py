@@ -163,7 +163,7 @@ class ScratchAttention(nn.Module):
         # Only the formula written out can show its weights, whichever backend the configuration names.
         implementation = "eager" if kwargs.get("output_attentions") else self.config._attn_implementation
         attention_interface: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, attention)
-        if isinstance(attention_mask, VarlenMask):
+        if type(attention_mask) is VarlenMask:
             attention_interface = varlen_attention(attention_interface)
         dropout = self.config.attention_dropout if self.training else 0.0
         output, weights = attention_interface(
@@ -257,15 +257,18 @@ class ScratchBlock(GradientCheckpointingLayer):
     ) -> Tensor:
         x, cache, encoded = hidden_states, past_key_values, encoder_hidden_states
         # One name for what goes in and what comes out, so that nothing is held for longer than it is needed.
-        update = self.self_attn_norm(x) if self.placement.before else x
+        norm = self.self_attn_norm
+        update = norm(x) if self.placement.before else x
         update, _ = self.self_attn(update, None, attention_mask, position_embeddings, cache, **kwargs)
-        x = self.add(x, update, self.self_attn_norm, self.self_attn_output_norm)
+        x = self.add(x, update, norm, self.self_attn_output_norm)
         if encoded is not None:
-            update = self.cross_attn_norm(x) if self.placement.before else x
+            norm = self.cross_attn_norm
+            update = norm(x) if self.placement.before else x
             update, _ = self.cross_attn(update, encoded, encoder_attention_mask, None, cache, **kwargs)
-            x = self.add(x, update, self.cross_attn_norm, self.cross_attn_output_norm)
-        update = self.mlp_norm(x) if self.placement.before else x
-        return self.add(x, self.mlp(update), self.mlp_norm, self.mlp_output_norm)
+            x = self.add(x, update, norm, self.cross_attn_output_norm)
+        norm = self.mlp_norm
+        update = norm(x) if self.placement.before else x
+        return self.add(x, self.mlp(update), norm, self.mlp_output_norm)
 
     def add(self, x: Tensor, update: Tensor, norm: nn.Module | None, output_norm: nn.Module | None) -> Tensor:
         dropout = self.dropout

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from transformers.cache_utils import Cache, DynamicCache
-from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast, ModelOutput
 from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
@@ -17,6 +16,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .cache_scratch import preallocate
 from .configuration_scratch import ScratchDecoderConfig
+from .generation_scratch import ScratchGenerationMixin
 from .heads_scratch import (
     LossKwargs,
     ScratchForQuestionAnswering,
@@ -68,7 +68,7 @@ class ScratchDecoderModel(ScratchStack):
         return BaseModelOutputWithPast(last_hidden_state=hidden_states, past_key_values=past_key_values)
 
 
-class ScratchDecoderForCausalLM(ScratchLanguageModel, GenerationMixin):
+class ScratchDecoderForCausalLM(ScratchLanguageModel, ScratchGenerationMixin):
     """The decoder with a head that guesses the next token."""
 
     config: ScratchDecoderConfig

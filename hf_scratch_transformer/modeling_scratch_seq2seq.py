@@ -7,7 +7,6 @@ from typing import Any, Unpack
 
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
-from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import (
     BaseModelOutput,
     BaseModelOutputWithPastAndCrossAttentions,
@@ -20,6 +19,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .cache_scratch import preallocate
 from .configuration_scratch import ScratchSeq2SeqConfig
+from .generation_scratch import ScratchGenerationMixin
 from .heads_scratch import LossKwargs, ScratchLanguageModel, check_token_labels, take_loss_kwargs
 from .layers_scratch import ScratchAttention
 from .stack_scratch import ScratchKwargs, ScratchPreTrainedModel, ScratchStack
@@ -171,7 +171,7 @@ class ScratchSeq2SeqModel(ScratchPreTrainedModel):
         )
 
 
-class ScratchSeq2SeqForConditionalGeneration(ScratchLanguageModel, GenerationMixin):
+class ScratchSeq2SeqForConditionalGeneration(ScratchLanguageModel, ScratchGenerationMixin):
     """The translator: encoder, decoder, and a head over the target vocabulary."""
 
     config: ScratchSeq2SeqConfig

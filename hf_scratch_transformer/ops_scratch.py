@@ -1,10 +1,9 @@
-"""The same numbers with less work: a norm whose backward pass is one kernel, logits of few rows by all cores, a loss
-without all logits. With `nn.RMSNorm`, the head and `F.cross_entropy` in their place models are slower, else the same.
+"""The same numbers with less work: a norm whose backward pass is one kernel, a loss without all logits. With
+`nn.RMSNorm`, the head and `F.cross_entropy` in their place models are slower, else the same.
 
 Shapes: N rows, D width, V vocabulary.
 """
 
-import math
 import zlib
 from functools import partial
 from pathlib import Path
@@ -57,8 +56,8 @@ class RMSNorm(nn.RMSNorm):
         weight = self.weight
         if x.dtype != weight.dtype and torch.promote_types(x.dtype, weight.dtype) != weight.dtype:
             return super().forward(x)
-        # While training, also where a checkpointed layer runs ahead without gradients, so that both runs are equal.
-        if (self.training or torch.is_grad_enabled()) and FusedRMSNorm.can_take(x, weight):
+        # Also where a checkpointed layer runs ahead without gradients, so that both runs are equal.
+        if self.training and FusedRMSNorm.can_take(x, weight):
             return FusedRMSNorm.apply(x, weight, self.eps)
         x = x if x.dtype == weight.dtype else x.to(weight.dtype)
         return torch.rms_norm(x, self.normalized_shape, weight, self.eps)
@@ -95,29 +94,6 @@ class FusedRMSNorm(torch.autograd.Function):
         # A layer norm takes the mean of the gradient away.
         grad_x += (grad @ weight)[..., None] * (scale / x.shape[-1])
         return grad_x.to(x.dtype), grad_weight, None
-
-
-# --- Head -------------------------------------------------------------------------------------------------------------
-
-
-def next_token_logits(head: nn.Module, hidden_states: Tensor) -> Tensor:  # (B, T, D) -> (B, T, V)
-    """`head(hidden_states)`. A CPU's library multiplies the few rows of a decoding step on one core, or far below what
-    its memory gives: there each core is given its share of the vocabulary."""
-    *rows, width = hidden_states.shape
-    if (
-        is_compiling_or_tracing()
-        or hidden_states.device.type != "cpu"
-        or not 0 < math.prod(rows) <= 64
-        or torch.is_grad_enabled()
-        or not is_unmodified(head)
-        or not hidden_states.dtype == head.weight.dtype == torch.float32
-        or torch.is_autocast_enabled("cpu")
-    ):
-        return head(hidden_states)
-    parts = math.gcd(len(head.weight), torch.get_num_threads())
-    states = hidden_states.reshape(1, -1, width).expand(parts, -1, -1)  # (parts, N, D), for (parts, N, V/parts) logits
-    logits = torch.bmm(states, head.weight.view(parts, -1, head.weight.shape[1]).mT).transpose(0, 1).reshape(*rows, -1)
-    return logits if head.bias is None else logits + head.bias
 
 
 # --- Loss -------------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ BELOW: dict[str, set[str]] = {  # each file, and what it may import
     "configuration_scratch": {"ops_scratch"},
     "unpadding_scratch": {"ops_scratch"},
     "cache_scratch": {"ops_scratch"},
+    "generation_scratch": set(),
     "layers_scratch": {"configuration_scratch", "unpadding_scratch", "ops_scratch"},
     "stack_scratch": {"layers_scratch", "configuration_scratch", "unpadding_scratch", "ops_scratch"},
     "heads_scratch": {"stack_scratch", "layers_scratch", "configuration_scratch", "ops_scratch"},
@@ -24,16 +25,17 @@ BELOW: dict[str, set[str]] = {  # each file, and what it may import
         ("modeling_scratch_decoder", "modeling_scratch_seq2seq"),
         {
             *("heads_scratch", "stack_scratch", "layers_scratch", "configuration_scratch"),
-            *("unpadding_scratch", "cache_scratch"),
+            *("unpadding_scratch", "cache_scratch", "generation_scratch"),
         },
     ),
 }
 BUDGETS = {
     "configuration_scratch": 362,  # to become 350
-    "ops_scratch": 231,  # to become 220
+    "ops_scratch": 210,
     "unpadding_scratch": 133,  # to become 110
     "cache_scratch": 68,  # to become 60
-    "layers_scratch": 330,
+    "generation_scratch": 67,
+    "layers_scratch": 333,  # to become 330
     "stack_scratch": 363,  # to become 320
     "heads_scratch": 336,  # to become 320
     "modeling_scratch_encoder": 158,  # to become 130
@@ -41,8 +43,8 @@ BUDGETS = {
     "modeling_scratch_seq2seq": 258,  # to become 250
 }
 FOLDERS = {  # of all files that a model carries
-    "modeling_scratch_encoder": 1912,  # to become 1750
-    "modeling_scratch_decoder": 1975,  # to become 1850
+    "modeling_scratch_encoder": 1892,  # to become 1750
+    "modeling_scratch_decoder": 2022,  # to become 1850
 }
 
 

@@ -27,7 +27,6 @@ from torch.nn import functional as F
 
 RMSNorm = nn.RMSNorm
 is_compiling_or_tracing = torch.compiler.is_compiling
-next_token_logits = nn.Module.__call__
 
 
 def is_unmodified(linear: nn.Module) -> bool:

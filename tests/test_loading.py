@@ -29,14 +29,15 @@ from tests import tiny
 PACKAGE = Path(scratch.__file__).parent
 COMMON = tuple(f"{name}_scratch.py" for name in ("configuration", "heads", "layers", "ops", "stack", "unpadding"))
 FAMILY_FILES = tuple(f"modeling_scratch_{family}.py" for family in tiny.FAMILIES)
-SHIPPED = (*COMMON, "cache_scratch.py", *FAMILY_FILES)
+WRITING = ("cache_scratch.py", "generation_scratch.py")  # of families that write text
+SHIPPED = (*COMMON, *WRITING, *FAMILY_FILES)
 
 
 def shipped(model_class: type[PreTrainedModel]) -> set[str]:
     """The files that a saved model of this class carries: its family's and no other's."""
     family = tiny.family(model_class)
-    cache = set() if family == "encoder" else {"cache_scratch.py"}
-    return {*COMMON, *cache, f"modeling_scratch_{family}.py"}
+    writing = () if family == "encoder" else WRITING
+    return {*COMMON, *writing, f"modeling_scratch_{family}.py"}
 
 
 # The article's two sentences, and what else a vocabulary needs.
