@@ -38,7 +38,7 @@ def few_row_products(model: Any) -> Iterator[None]:
     large = [module for module in model.modules() if is_plain and is_shareable(module)]
     for linear in large:
         parts = math.gcd(linear.out_features, torch.get_num_threads())
-        shares = linear.weight.detach().view(parts, -1, linear.in_features)
+        shares = linear.weight.detach().view(parts, -1, linear.in_features).mT
         vars(linear)["forward"] = partial(multiply_few_rows, linear, shares, linear.bias)
     try:
         yield
@@ -55,13 +55,13 @@ def is_shareable(module: nn.Module) -> TypeGuard[nn.Linear]:
 
 
 def multiply_few_rows(linear: nn.Linear, shares: Tensor, bias: Tensor | None, input: Tensor) -> Tensor:
-    """`linear(input)` by shares of its weight, (parts, F/parts, D): (B, T, D) -> (B, T, F)."""
-    width = shares.shape[-1]
+    """`linear(input)` by shares of its weight, (parts, D, F/parts): (B, T, D) -> (B, T, F)."""
+    width = shares.shape[1]
     is_few = input.ndim == 3 and input.shape[-1] == width and 0 < input.shape[0] * input.shape[1] <= MAX_ROWS
     if not is_few or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return nn.Linear.forward(linear, input)
-    output = shares @ input.reshape(1, -1, width).mT  # (parts, F/parts, B · T)
-    output = output.permute(2, 0, 1).contiguous().view(*input.shape[:-1], -1)
+    output = input.reshape(1, -1, width) @ shares  # (parts, B · T, F/parts)
+    output = output.transpose(0, 1).reshape(*input.shape[:-1], -1)
     if bias is not None:
         output += bias
     return output
