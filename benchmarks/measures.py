@@ -7,16 +7,13 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from types import FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch._dynamo.utils import counters
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
-from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
 from hf_scratch_transformer.conversion import convert_from
@@ -146,12 +143,8 @@ def memory_of(step: Callable[[], Any], device: torch.device) -> tuple[int, int]:
 
 def operations(contender: ModelContender) -> int:
     """Floating-point operations of a step, not compiled: of attention all T × T products, also where it is causal."""
-    counter = FlopCounterMode(display=False)
-    # The counter does not know the CPU's fused attention; written out, it has the same products.
-    written_out = sdpa_kernel(SDPBackend.MATH) if contender.options.device.type == "cpu" else nullcontext()
-    with torch.compiler.set_stance("force_eager"), written_out, counter:
-        contender.step(contender.batches[0])
-    return counter.get_total_flops()
+    step = functools.partial(contender.step, contender.batches[0])
+    return trace.count_flops(step, contender.options.device.type)
 
 
 def calls_per_token(contender: Generation) -> float:

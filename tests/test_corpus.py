@@ -242,3 +242,15 @@ def test_a_missing_corpus_is_one_line_with_code_2(tmp_path, capsys, monkeypatch)
     recipe = tiny_runs.write_recipe(tmp_path)
     assert tiny_runs.run(recipe, tmp_path / "run", "--data.path", str(tmp_path / "nowhere")) == 2
     assert "nowhere" in capsys.readouterr().err
+
+
+def test_characters_that_the_tokenizer_does_not_know_are_counted(tmp_path, capsys):
+    """A vocabulary of characters has those of the training text; others are there as one unknown token."""
+    recipe = tiny_runs.write_recipe(
+        tmp_path, "causal_lm", tokenizer={"algorithm": "char"}, optimisation={"max_steps": 1}
+    )
+    tiny_runs.write_lines(tmp_path / "corpus" / "valid.en", ["one two", "three é five é"] * 6)
+    assert tiny_runs.run(recipe, tmp_path / "run") == 0
+    said = capsys.readouterr().err
+    assert "train: 60 rows of 60\n" in said
+    assert "validation: 12 rows of 12; 12 of " in said and "tokens unknown to the tokenizer\n" in said

@@ -1,6 +1,7 @@
 """The finished model on the Hub."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from hf_scratch_transformer.insight.trace import count_flops
 from tests import tiny_runs
+from training import loop
 
 from .hub_server import TOKEN, USER
 from .test_hub import hub, online, stranger  # noqa: F401  (two of them fixtures)
@@ -76,3 +79,21 @@ def test_every_recipe_of_the_project_gives_its_licence_and_languages():
         entries = yaml.safe_load(path.read_text(encoding="utf-8"))
         about_data = entries["data"] if "objective" in entries else entries
         assert entries["license"] == "apache-2.0" and about_data["languages"], path
+
+
+@pytest.mark.parametrize("objective", tiny_runs.OBJECTIVES)
+def test_a_card_says_what_the_training_took(objective, tmp_path, monkeypatch):
+    """About as many operations as the steps themselves, which are counted here, without those of the optimiser."""
+    recipe = tiny_runs.write_recipe(tmp_path, objective, optimisation={"optimizer": "adamw"})
+    counted, step = [], loop._step
+
+    def watched(run, group):
+        norms = []
+        counted.append(count_flops(lambda: norms.append(step(run, group)), "cpu"))
+        return norms[0]
+
+    monkeypatch.setattr(loop, "_step", watched)
+    assert tiny_runs.run(recipe, tmp_path / "run") == 0
+    card = (tmp_path / "run" / "model" / "README.md").read_text()
+    flops = float(re.search(r"^\| training FLOPs, about \| (.*) \|$", card, re.MULTILINE)[1])
+    assert flops == pytest.approx(sum(counted), rel=0.15)

@@ -426,10 +426,16 @@ def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def account(role: str, split: Corpus, usable: int) -> str:
-    """How much of a split is used, and why not all of it."""
+def account(role: str, split: Corpus, usable: int, tokenizer: PreTrainedTokenizerFast) -> str:
+    """How much of a split is used, why not all of it, and how many of its tokens the tokenizer does not know."""
     left_out = f", left out {describe(split.refused)}" if split.refused else ""
-    return f"{role}: {usable:,} rows of {split.rows:,}{left_out}"
+    # Tokenizers that know every byte may have given its place to another token.
+    known = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
+    unknown_id = None if tokenizer.unk_token_id in known else tokenizer.unk_token_id
+    tokens = np.concatenate([sequences.tokens for sequences in split.columns.values()])
+    unknown = 0 if unknown_id is None else np.count_nonzero(tokens == unknown_id)
+    unread = f"; {unknown:,} of {len(tokens):,} tokens unknown to the tokenizer" if unknown else ""
+    return f"{role}: {usable:,} rows of {split.rows:,}{left_out}{unread}"
 
 
 def describe(refused: Counter) -> str:

@@ -6,15 +6,20 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from hf_scratch_transformer import hub
 from hf_scratch_transformer.files import replacing
+from hf_scratch_transformer.insight.trace import count_flops
 
 from . import metrics
 from .corpus import Corpus
+from .objectives import IGNORED, Batch
 from .recipe import dump
 from .run import Run, TrainingError
+
+COUNTED = 4  # batches, from whose operations those of the whole run are told
 
 
 def publish(run: Run, results: dict[str, Any]) -> None:
@@ -67,7 +72,11 @@ def records(run: Run) -> hub.RunRecords:
         dataset_id=None if is_file else recipe.data.path,
         dataset_config=recipe.data.name,
         dataset_revision=recipe.data.revision,
-        data={"training rows": run.rows, "target tokens predicted in training": run.state.targets}
+        data={
+            "training rows": run.rows,
+            "target tokens predicted in training": run.state.targets,
+            "training FLOPs, about": training_flops(run),
+        }
         | ({"validation rows translated, greedily": evaluated} if recipe.objective == "translation" else {}),
         languages=recipe.data.languages,
         license=recipe.license,
@@ -81,6 +90,29 @@ def records(run: Run) -> hub.RunRecords:
         },
         **({"example": example[0]} if example else {}),
     )
+
+
+def training_flops(run: Run) -> str | None:
+    """Floating-point operations of all steps, by those that a target takes in a few batches of the validation text,
+    forward and backward; `None` of a run without such a text, or whose weights are spread over processes."""
+    if not run.validation or run.is_sharded:
+        return None
+    objective, model = run.objective, run.unwrapped_model
+    plan = objective.plan(run.validation, None)
+    flops = targets = 0
+    model.train()
+    for index in np.linspace(0, len(plan) - 1, min(COUNTED, len(plan))).astype(int):
+        batch = objective.collate(run.validation, plan[index], np.random.default_rng(index), run.state.step)
+        targets += int((batch[objective.targets] != IGNORED).sum())
+        batch = {name: values.to(model.device) for name, values in batch.items()}
+
+        def step(batch: Batch = batch) -> None:
+            objective.loss(model, batch, run.recipe.optimisation.label_smoothing).backward()
+
+        flops += count_flops(step, model.device.type)
+    model.zero_grad()
+    model.eval()
+    return f"{flops / max(targets, 1) * run.state.targets:.2e}"
 
 
 def summarise(results: dict[str, Any]) -> None:

@@ -348,7 +348,7 @@ def announce(
     known: dict[str, str] = {}
     for role, split in splits.items():
         if split is not None:
-            print(corpus.account(role, split, objective.examples(split)), file=sys.stderr)
+            print(corpus.account(role, split, objective.examples(split), objective.tokenizer), file=sys.stderr)
             same = [other for other, text in known.items() if text == split.fingerprint()]
             if same:
                 print(f"{role}: the same text as {' and '.join(same)}", file=sys.stderr)

@@ -48,7 +48,7 @@ def score(words: Sequence[str]) -> None:
     if largest >= (rows := model.get_input_embeddings().num_embeddings):
         raise RecipeError(f"{source}: its tokenizer gives token {largest}, and its table has {rows} rows")
     if accelerator.is_main_process:
-        print(corpus.account("test", split, objective.examples(split)), file=sys.stderr)
+        print(corpus.account("test", split, objective.examples(split), tokenizer), file=sys.stderr)
     session = Session(recipe=recipe, accelerator=accelerator, objective=objective)
     with onednn_products():
         values, _ = evaluation.measure(session, model.to(accelerator.device), split)

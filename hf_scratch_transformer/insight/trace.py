@@ -13,7 +13,7 @@ import inspect
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -22,10 +22,11 @@ import torch
 import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules import module as modules
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import EncoderDecoderCache
 
@@ -444,3 +445,14 @@ def _attend(
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = torch.where(attn_mask, 0.0, float("-inf")).to(query.dtype)
     return FUSED_ATTENTION(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
+
+
+def count_flops(step: Callable[[], Any], device_type: str) -> int:
+    """Floating-point operations of a call that computes, not compiled: 2 for each multiplication and addition of its
+    matrix products; of attention all T × T of them, also where it is causal."""
+    counter = FlopCounterMode(display=False)
+    # The counter does not know the CPU's fused attention; written out, it has the same products.
+    written_out = sdpa_kernel(SDPBackend.MATH) if device_type == "cpu" else nullcontext()
+    with torch.compiler.set_stance("force_eager"), written_out, counter:
+        step()
+    return counter.get_total_flops()
