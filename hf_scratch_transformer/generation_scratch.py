@@ -37,8 +37,7 @@ def few_row_products(model: Any) -> Iterator[None]:
     is_plain = F.linear is _torch_linear and not torch.is_autocast_enabled("cpu")
     large = [module for module in model.modules() if is_plain and is_shareable(module)]
     for linear in large:
-        parts = math.gcd(linear.out_features, torch.get_num_threads())
-        shares = linear.weight.detach().view(parts, -1, linear.in_features).mT
+        shares = linear.weight.detach().view(shares_of(linear), -1, linear.in_features).mT
         vars(linear)["forward"] = partial(multiply_few_rows, linear, shares, linear.bias)
     try:
         yield
@@ -51,7 +50,13 @@ def is_shareable(module: nn.Module) -> TypeGuard[nn.Linear]:
     if type(module) is not nn.Linear or type(module.weight) is not nn.Parameter or "forward" in vars(module):
         return False
     weight = module.weight
-    return weight.is_cpu and weight.dtype == torch.float32 and weight.numel() >= MIN_ENTRIES and weight.is_contiguous()
+    is_large = weight.is_cpu and weight.dtype == torch.float32 and weight.numel() >= MIN_ENTRIES
+    return is_large and weight.is_contiguous() and shares_of(module) > 1
+
+
+def shares_of(linear: nn.Linear) -> int:
+    """How many equal shares of its outputs the cores can be given, one each."""
+    return math.gcd(linear.out_features, torch.get_num_threads())
 
 
 def multiply_few_rows(linear: nn.Linear, shares: Tensor, bias: Tensor | None, input: Tensor) -> Tensor:
