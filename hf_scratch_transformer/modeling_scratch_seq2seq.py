@@ -78,7 +78,7 @@ class ScratchSeq2SeqDecoder(ScratchStack):
         **kwargs: Unpack[ScratchKwargs],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         if use_cache and past_key_values is None:
-            past_key_values = EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
+            past_key_values = EncoderDecoderCache(DynamicCache(), DynamicCache())  # no layer of either slides
         source = encoder_hidden_states, encoder_attention_mask
         hidden_states = self.encode(
             input_ids, inputs_embeds, attention_mask, position_ids, past_key_values, *source, **kwargs

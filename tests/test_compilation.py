@@ -235,6 +235,7 @@ def test_extras_of_an_engine_do_not_break_the_graph(model_class: type[PreTrained
     assert graphs.count == 1
 
 
+@pytest.mark.skipif(torch.__version__ < (2, 12), reason="torch 2.11 does not trace a copy of a configuration")
 @pytest.mark.parametrize("model_class", tiny.BACKBONES, ids=tiny.family)
 @torch.no_grad()
 def test_a_graph_can_show_its_inside(model_class: type[PreTrainedModel]) -> None:

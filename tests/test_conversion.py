@@ -40,6 +40,11 @@ BERTS = [
     ENCODERS[1] | {"intermediate_size": 20, "type_vocab_size": 3, "tie_word_embeddings": False},
     ENCODERS[2] | {"intermediate_size": 50, "type_vocab_size": 1, "layer_norm_eps": 1e-3},
 ]
+DECODERS = [
+    ENCODERS[0] | {"ffn_dim": 37, "intermediate_size": 37},
+    ENCODERS[1] | {"ffn_dim": 20, "intermediate_size": 20},
+    ENCODERS[2] | {"ffn_dim": 50, "intermediate_size": 50},
+]
 LLAMAS = [
     {"hidden_size": 24, "intermediate_size": 37, "num_hidden_layers": 2, "num_key_value_heads": 1},
     {"hidden_size": 36, "intermediate_size": 20, "num_hidden_layers": 3, "num_key_value_heads": 2, "vocab_size": 77},
@@ -87,6 +92,11 @@ SIZES = {
     ],
     "bert": each(BERTS, {}, {"hidden_act": "gelu_new"}),
     "roberta": each(BERTS, *[{"pad_token_id": 1, "bos_token_id": 0}] * 2, {"pad_token_id": 4}),
+    "xlm-roberta": each(BERTS, *[{"pad_token_id": 1, "bos_token_id": 0}] * 2, {"pad_token_id": 4}),
+    "camembert": each(BERTS, *[{"pad_token_id": 1, "bos_token_id": 0}] * 2, {"pad_token_id": 4}),
+    "eurobert": each(LLAMAS, {"attention_bias": True, "mlp_bias": True}, {"head_dim": 10}),
+    "opt": each(DECODERS, {"word_embed_proj_dim": 24}, {"activation_function": "gelu", "tie_word_embeddings": False}),
+    "biogpt": each(DECODERS, {"hidden_act": "relu"}, {"scale_embedding": False, "tie_word_embeddings": False}),
     "gpt2": [
         {"n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 20},
         {"n_embd": 35, "n_layer": 3, "n_head": 5, "n_positions": 20, "n_inner": 20, "tie_word_embeddings": False},
@@ -109,7 +119,13 @@ SIZES = {
             "activation_function": "relu",
         },
     ),
-    "bart": translators({"scale_embedding": True}, {"activation_function": "relu"}, {"tie_word_embeddings": False}),
+    "seed_oss": each(
+        LLAMAS, {"head_dim": 8, "attention_out_bias": True}, {"head_dim": 10, "attention_bias": False}, {"head_dim": 4}
+    ),
+    **dict.fromkeys(
+        ("pegasus", "blenderbot", "bart"),
+        translators({"scale_embedding": True}, {"activation_function": "relu"}, {"tie_word_embeddings": False}),
+    ),
 }
 HEADS = [(family.native, task) for family in FAMILIES.values() for task in family.heads]
 GENERATORS = [name for name, family in FAMILIES.items() if {"CausalLM", "ConditionalGeneration"} & family.heads.keys()]
@@ -181,7 +197,7 @@ def assert_equal_models(a: PreTrainedModel, b: PreTrainedModel) -> None:
     if not a.config.tie_word_embeddings:
         # Untied, `shared` and the biases outside the layer they belong to take no part in the computation.
         spare = {"shared.weight", "model.shared.weight", "cls.predictions.bias"} | (
-            {"lm_head.bias"} if a.config.model_type == "roberta" else set()
+            {"lm_head.bias"} if a.config.model_type in ("roberta", "xlm-roberta", "camembert") else set()
         )
     for name in left.keys() - spare:
         assert left[name].dtype == right[name].dtype and torch.equal(left[name], right[name]), name
@@ -198,7 +214,7 @@ def precise_norms(monkeypatch):
     def forward(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, x.shape[-1:], self.weight, self.variance_epsilon)
 
-    for name in ("llama", "qwen2", "qwen3", "mistral", "smollm3"):
+    for name in ("llama", "qwen2", "qwen3", "mistral", "smollm3", "seed_oss", "eurobert"):
         module = sys.modules[FAMILIES[name].native_class("").__module__]
         norm = next(value for key, value in vars(module).items() if key.endswith("RMSNorm") and isinstance(value, type))
         monkeypatch.setattr(norm, "forward", forward)

@@ -120,45 +120,52 @@ BERT = Family(
     left_out=("cls.seq_relationship.",),
 )
 
-ROBERTA = Family(
-    native="roberta",
-    config=ScratchEncoderConfig,
-    rows=BERT_ROWS,
-    heads={
-        "": Head("RobertaModel", constants=POOLER_OR_NONE),
-        "MaskedLM": Head(
-            "RobertaForMaskedLM",
-            (
-                Row("lm_head.dense", "lm_transform.dense"),
-                Row("lm_head.layer_norm", "lm_transform.norm"),
-                Row("lm_head.decoder", "lm_head"),
-                Row("lm_head.bias", "lm_head.bias"),
+
+def like_roberta(native: str, prefix: str) -> Family:
+    return Family(
+        native=native,
+        config=ScratchEncoderConfig,
+        rows=BERT_ROWS,
+        heads={
+            "": Head(f"{prefix}Model", constants=POOLER_OR_NONE),
+            "MaskedLM": Head(
+                f"{prefix}ForMaskedLM",
+                (
+                    Row("lm_head.dense", "lm_transform.dense"),
+                    Row("lm_head.layer_norm", "lm_transform.norm"),
+                    Row("lm_head.decoder", "lm_head"),
+                    Row("lm_head.bias", "lm_head.bias"),
+                ),
+            ),
+            "SequenceClassification": Head(
+                f"{prefix}ForSequenceClassification",
+                (Row("classifier.dense", "model.pooler.dense"), Row("classifier.out_proj", "classifier")),
+            ),
+            "TokenClassification": Head(f"{prefix}ForTokenClassification", CLASSIFIER),
+            "QuestionAnswering": Head(f"{prefix}ForQuestionAnswering", QUESTIONS),
+            "MultipleChoice": Head(f"{prefix}ForMultipleChoice", CHOICES),
+        },
+        fields=TOKENS
+        + BERT_FIELDS
+        + (
+            chosen("hidden_act", "hidden_act", {"gelu": "gelu"}),  # its masked-LM head knows no other
+            # The first rows of its table of positions, up to that of the padding token's id, are for padding.
+            Field("pad_token_id", "position_offset", lambda pad, _: pad + 1, lambda offset, _: offset - 1),
+            Field(
+                "max_position_embeddings",
+                "max_position_embeddings",
+                lambda rows, theirs: rows - theirs["pad_token_id"] - 1,
+                lambda longest, ours: longest + ours["position_offset"],
             ),
         ),
-        "SequenceClassification": Head(
-            "RobertaForSequenceClassification",
-            (Row("classifier.dense", "model.pooler.dense"), Row("classifier.out_proj", "classifier")),
-        ),
-        "TokenClassification": Head("RobertaForTokenClassification", CLASSIFIER),
-        "QuestionAnswering": Head("RobertaForQuestionAnswering", QUESTIONS),
-        "MultipleChoice": Head("RobertaForMultipleChoice", CHOICES),
-    },
-    fields=TOKENS
-    + BERT_FIELDS
-    + (
-        chosen("hidden_act", "hidden_act", {"gelu": "gelu"}),  # its masked-LM head knows no other
-        # The first rows of its table of positions, up to that of the padding token's id, are for padding.
-        Field("pad_token_id", "position_offset", lambda pad, _: pad + 1, lambda offset, _: offset - 1),
-        Field(
-            "max_position_embeddings",
-            "max_position_embeddings",
-            lambda rows, theirs: rows - theirs["pad_token_id"] - 1,
-            lambda longest, ours: longest + ours["position_offset"],
-        ),
-    ),
-    constants={**ENCODER, "pooler_act": "tanh"},
-    requires=ENCODER_REQUIRES,
-)
+        constants={**ENCODER, "pooler_act": "tanh"},
+        requires=ENCODER_REQUIRES,
+    )
+
+
+ROBERTA = like_roberta("roberta", "Roberta")
+XLM_ROBERTA = like_roberta("xlm-roberta", "XLMRoberta")
+CAMEMBERT = like_roberta("camembert", "Camembert")
 
 PRE_CLASSIFIER = (Row("pre_classifier", "model.pooler.dense"),)
 PRE_ACTIVATION = {"pooler_act": "relu"}
@@ -259,6 +266,99 @@ GPT2 = Family(
     },
 )
 
+# OPT (Zhang et al., 2022) and BioGPT (Luo et al., 2022): GPT-2 with matrices of their own for queries, keys and values
+
+OPT_LAYER = {
+    **{f"self_attn.{part}_proj": f"self_attn.{part}_proj" for part in ("q", "k", "v")},
+    "self_attn.out_proj": "self_attn.o_proj",
+    "self_attn_layer_norm": "self_attn_norm",
+    "fc1": "mlp.up_proj",
+    "fc2": "mlp.down_proj",
+    "final_layer_norm": "mlp_norm",
+}
+
+
+def like_opt(
+    native: str,
+    stack: str,
+    final_norm: str,
+    heads: Mapping[str, Head],
+    fields: tuple[Field, ...],
+    constants: Mapping[str, Any],
+    requires: Mapping[str, Requirement],
+) -> Family:
+    return Family(
+        native=native,
+        config=ScratchDecoderConfig,
+        rows=(
+            Row(f"{stack}embed_tokens", "embeddings.word_embeddings"),
+            Row(f"{stack}embed_positions", "embeddings.position_embeddings"),
+            *(
+                Row(f"{stack}layers.{{layer}}.{theirs}", f"layers.{{layer}}.{ours}")
+                for theirs, ours in OPT_LAYER.items()
+            ),
+            Row(f"{stack}{final_norm}", "norm"),
+        ),
+        heads=heads,
+        fields=TOKENS
+        + same("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings", "use_cache")
+        + fields,
+        constants={
+            **WITH_BIASES,
+            "position_embedding_type": "learned",
+            "position_offset": 2,
+            "layer_norm_eps": 1e-5,
+            **constants,
+        },
+        requires={**NOT_QUANTIZED, **requires},
+    )
+
+
+OPT = like_opt(
+    "opt",
+    "decoder.",
+    "final_layer_norm",
+    {
+        "": Head("OPTModel", constants=NO_BIAS),
+        "CausalLM": Head("OPTForCausalLM", (Row("lm_head", "lm_head"),), NO_BIAS),
+        "SequenceClassification": Head("OPTForSequenceClassification", (Row("score", "classifier"),), NO_BIAS),
+        "QuestionAnswering": Head("OPTForQuestionAnswering", QUESTIONS, ANY_BIAS),
+    },
+    same("dropout", "attention_dropout")
+    + (
+        Field("ffn_dim", "intermediate_size"),
+        Field("init_std", "initializer_range"),
+        chosen("activation_function", "hidden_act", ACTIVATIONS),
+    ),
+    {},
+    {
+        "do_layer_norm_before": only(True),
+        "_remove_final_layer_norm": only(False),
+        "enable_bias": only(True),
+        "layer_norm_elementwise_affine": only(True),
+        "word_embed_proj_dim": Requirement("hidden_size", lambda width, theirs: width in (None, theirs["hidden_size"])),
+    },
+)
+BIOGPT = like_opt(
+    "biogpt",
+    "",
+    "layer_norm",
+    {
+        "": Head("BioGptModel", constants=NO_BIAS),
+        "CausalLM": Head("BioGptForCausalLM", (Row("output_projection", "lm_head"),), NO_BIAS),
+        "SequenceClassification": Head("BioGptForSequenceClassification", (Row("score", "classifier"),), NO_BIAS),
+        "TokenClassification": Head("BioGptForTokenClassification", CLASSIFIER, ANY_BIAS),
+    },
+    same("intermediate_size", "initializer_range", "scale_embedding", "activation_dropout")
+    + (
+        Field("hidden_dropout_prob", "dropout"),
+        Field("attention_probs_dropout_prob", "attention_dropout"),
+        chosen("hidden_act", "hidden_act", ACTIVATIONS),
+    ),
+    {},
+    {},
+)
+
 LLAMA_ROWS = (
     Row("embed_tokens", "embeddings.word_embeddings"),
     *(
@@ -356,6 +456,34 @@ SMOLLM3 = like_llama(
     EQUAL_WIDTHS,
     {**DERIVED_HEADS, "no_rope_layers": every(1)},
     {"no_rope_layers": lambda config: [1] * config.num_hidden_layers},
+)
+
+SEED_OSS = like_llama(
+    "seed_oss",
+    "SeedOss",
+    FREE_HEADS
+    + same("attention_bias", "mlp_bias")
+    + (Field("attention_out_bias", "attention_output_bias"), Field("residual_dropout", "dropout")),
+    {},
+)
+
+# An encoder of Llama's blocks: EuroBERT (Boizard et al., 2025)
+
+EUROBERT = Family(
+    native="eurobert",
+    config=ScratchEncoderConfig,
+    rows=LLAMA_ROWS,
+    heads={
+        "": Head("EuroBertModel"),
+        "MaskedLM": Head("EuroBertForMaskedLM", (Row("lm_head", "lm_head"),)),
+        "TokenClassification": Head("EuroBertForTokenClassification", CLASSIFIER),
+    },
+    fields=LLAMA.fields + (Field("mlp_bias", "lm_head_bias"),),
+    constants={
+        **{name: EQUAL_HEADS[name] for name in ("value_head_dim", "attention_output_bias")},
+        "position_embedding_type": "rotary",
+    },
+    requires=LLAMA_REQUIRES,
 )
 
 # Encoder-decoders: Marian (Junczys-Dowmunt et al., 2018) and BART (Lewis et al., 2020)
@@ -463,7 +591,45 @@ BART = Family(
     requires=NOT_QUANTIZED,
 )
 
+# Norms before each sub-layer, and one after the last: Pegasus (Zhang et al., 2020), Blenderbot (Roller et al., 2021)
+
+PRE_NORM_ROWS = SEQ2SEQ_ROWS + tuple(Row(f"{stack}.layer_norm", f"{stack}.norm") for stack in ("encoder", "decoder"))
+PEGASUS = Family(
+    native="pegasus",
+    config=ScratchSeq2SeqConfig,
+    rows=PRE_NORM_ROWS
+    + tuple(Row(f"{stack}.embed_positions", (), SinusoidTable()) for stack in ("encoder", "decoder")),
+    heads={"": Head("PegasusModel"), "ConditionalGeneration": Head("PegasusForConditionalGeneration", SEQ2SEQ_HEAD)},
+    fields=SEQ2SEQ_FIELDS
+    + (
+        Field("vocab_size", "decoder_vocab_size"),
+        Field("tie_word_embeddings", "share_encoder_decoder_embeddings"),
+        chosen("activation_function", "hidden_act", ACTIVATIONS),
+    ),
+    constants={**SEQ2SEQ, "norm_position": "pre", "position_embedding_type": "sinusoidal_halves"},
+    requires=NOT_QUANTIZED,
+)
+BLENDERBOT = Family(
+    native="blenderbot",
+    config=ScratchSeq2SeqConfig,
+    rows=PRE_NORM_ROWS
+    + tuple(
+        Row(f"{stack}.embed_positions", f"{stack}.embeddings.position_embeddings") for stack in ("encoder", "decoder")
+    ),
+    heads={
+        "": Head("BlenderbotModel"),
+        "ConditionalGeneration": Head("BlenderbotForConditionalGeneration", SEQ2SEQ_HEAD),
+    },
+    fields=PEGASUS.fields,
+    constants={**SEQ2SEQ, "norm_position": "pre", "position_embedding_type": "learned"},
+    requires=NOT_QUANTIZED,
+)
+
 FAMILIES = {
     family.native: family
-    for family in (DISTILBERT, BERT, ROBERTA, GPT2, LLAMA, QWEN2, QWEN3, MISTRAL, SMOLLM3, MARIAN, BART)
+    for family in (
+        *(DISTILBERT, BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, EUROBERT),
+        *(GPT2, OPT, BIOGPT, LLAMA, QWEN2, QWEN3, MISTRAL, SMOLLM3, SEED_OSS),
+        *(MARIAN, BART, PEGASUS, BLENDERBOT),
+    )
 }

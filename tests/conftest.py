@@ -1,0 +1,6 @@
+"""What a shell starts in the background ignores SIGINT, and so would every process that these tests start and interrupt."""
+
+import signal
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
