@@ -1,4 +1,4 @@
-"""What a shell starts in the background ignores SIGINT, and so would every process that these tests start and interrupt."""
+"""What a shell starts in the background ignores SIGINT, and so would every process that tests start and interrupt."""
 
 import signal
 
