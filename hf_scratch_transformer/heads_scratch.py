@@ -41,9 +41,7 @@ ScratchPreTrainedModel.known_arguments.update(LOSS_KWARGS, ["shift_labels"])
 
 def take_loss_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
     """Take them out of the arguments of a forward; what is left is the backbone's."""
-    taken = {
-        name: kwargs.pop(name) for name in LOSS_KWARGS if name in kwargs
-    }  # torch 2.11 cannot trace an intersection
+    taken = {name: kwargs.pop(name) for name in LOSS_KWARGS if name in kwargs}  # torch 2.11 traces no `&` of sets
     if taken.get("loss_only"):
         kwargs.setdefault("unpad_inputs", True)
     return taken
