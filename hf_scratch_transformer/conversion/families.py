@@ -216,6 +216,16 @@ DISTILBERT = Family(
     requires=NOT_QUANTIZED,
 )
 
+
+def decoder_heads(prefix: str, lm_head: str = "lm_head") -> dict[str, Head]:
+    """Those that every one of them but GPT-2 names alike."""
+    return {
+        "": Head(f"{prefix}Model", constants=NO_BIAS),
+        "CausalLM": Head(f"{prefix}ForCausalLM", (Row(lm_head, "lm_head"),), NO_BIAS),
+        "SequenceClassification": Head(f"{prefix}ForSequenceClassification", (Row("score", "classifier"),), NO_BIAS),
+    }
+
+
 # Decoders: GPT-2 (Radford et al., 2019), Llama (Touvron et al., 2023) and those built like it
 
 GPT2 = Family(
@@ -284,8 +294,7 @@ def like_opt(
     final_norm: str,
     heads: Mapping[str, Head],
     fields: tuple[Field, ...],
-    constants: Mapping[str, Any],
-    requires: Mapping[str, Requirement],
+    requires: Mapping[str, Requirement] | None = None,
 ) -> Family:
     return Family(
         native=native,
@@ -308,9 +317,8 @@ def like_opt(
             "position_embedding_type": "learned",
             "position_offset": 2,
             "layer_norm_eps": 1e-5,
-            **constants,
         },
-        requires={**NOT_QUANTIZED, **requires},
+        requires={**NOT_QUANTIZED, **(requires or {})},
     )
 
 
@@ -319,9 +327,7 @@ OPT = like_opt(
     "decoder.",
     "final_layer_norm",
     {
-        "": Head("OPTModel", constants=NO_BIAS),
-        "CausalLM": Head("OPTForCausalLM", (Row("lm_head", "lm_head"),), NO_BIAS),
-        "SequenceClassification": Head("OPTForSequenceClassification", (Row("score", "classifier"),), NO_BIAS),
+        **decoder_heads("OPT"),
         "QuestionAnswering": Head("OPTForQuestionAnswering", QUESTIONS, ANY_BIAS),
     },
     same("dropout", "attention_dropout")
@@ -330,7 +336,6 @@ OPT = like_opt(
         Field("init_std", "initializer_range"),
         chosen("activation_function", "hidden_act", ACTIVATIONS),
     ),
-    {},
     {
         "do_layer_norm_before": only(True),
         "_remove_final_layer_norm": only(False),
@@ -344,9 +349,7 @@ BIOGPT = like_opt(
     "",
     "layer_norm",
     {
-        "": Head("BioGptModel", constants=NO_BIAS),
-        "CausalLM": Head("BioGptForCausalLM", (Row("output_projection", "lm_head"),), NO_BIAS),
-        "SequenceClassification": Head("BioGptForSequenceClassification", (Row("score", "classifier"),), NO_BIAS),
+        **decoder_heads("BioGpt", "output_projection"),
         "TokenClassification": Head("BioGptForTokenClassification", CLASSIFIER, ANY_BIAS),
     },
     same("intermediate_size", "initializer_range", "scale_embedding", "activation_dropout")
@@ -355,8 +358,6 @@ BIOGPT = like_opt(
         Field("attention_probs_dropout_prob", "attention_dropout"),
         chosen("hidden_act", "hidden_act", ACTIVATIONS),
     ),
-    {},
-    {},
 )
 
 LLAMA_ROWS = (
@@ -375,6 +376,10 @@ LLAMA_ROWS = (
 FULL_ROTATION = Requirement(
     "without partial_rotary_factor", lambda rope, _: (rope or {}).get("partial_rotary_factor") in (None, 1.0)
 )
+LLAMA_CONSTANTS: Mapping[str, Any] = {
+    **{name: EQUAL_HEADS[name] for name in ("value_head_dim", "attention_output_bias")},
+    "position_embedding_type": "rotary",
+}
 LLAMA_REQUIRES = {
     **NOT_QUANTIZED,
     "layer_types": every("full_attention"),
@@ -397,11 +402,7 @@ def like_llama(
         config=ScratchDecoderConfig,
         rows=LLAMA_ROWS,
         heads={
-            "": Head(f"{prefix}Model", constants=NO_BIAS),
-            "CausalLM": Head(f"{prefix}ForCausalLM", (Row("lm_head", "lm_head"),), NO_BIAS),
-            "SequenceClassification": Head(
-                f"{prefix}ForSequenceClassification", (Row("score", "classifier"),), NO_BIAS
-            ),
+            **decoder_heads(prefix),
             "TokenClassification": Head(f"{prefix}ForTokenClassification", (Row("score", "classifier"),), ANY_BIAS),
             "QuestionAnswering": Head(f"{prefix}ForQuestionAnswering", QUESTIONS, ANY_BIAS),
         },
@@ -421,8 +422,7 @@ def like_llama(
         + (Field("rms_norm_eps", "layer_norm_eps"), chosen("hidden_act", "hidden_act", {"silu": "swiglu"}))
         + fields,
         constants={
-            **{name: EQUAL_HEADS[name] for name in ("value_head_dim", "attention_output_bias")},
-            "position_embedding_type": "rotary",
+            **LLAMA_CONSTANTS,
             **constants,
         },
         requires={**LLAMA_REQUIRES, **(requires or {})},
@@ -479,10 +479,7 @@ EUROBERT = Family(
         "TokenClassification": Head("EuroBertForTokenClassification", CLASSIFIER),
     },
     fields=LLAMA.fields + (Field("mlp_bias", "lm_head_bias"),),
-    constants={
-        **{name: EQUAL_HEADS[name] for name in ("value_head_dim", "attention_output_bias")},
-        "position_embedding_type": "rotary",
-    },
+    constants=LLAMA_CONSTANTS,
     requires=LLAMA_REQUIRES,
 )
 
@@ -516,6 +513,7 @@ SEQ2SEQ_ROWS = (
     Row("shared", "encoder.embeddings.word_embeddings"),
     *SEQ2SEQ_STACKS,
 )
+SINUSOIDS = tuple(Row(f"{stack}.embed_positions", (), SinusoidTable()) for stack in ("encoder", "decoder"))
 SEQ2SEQ_HEAD = (Row("lm_head", "lm_head"), Row("final_logits_bias", "lm_head.bias", OneRow()))
 SEQ2SEQ_FIELDS = (
     TOKENS
@@ -537,6 +535,12 @@ SEQ2SEQ_FIELDS = (
         Field("init_std", "initializer_range"),
     )
 )
+# Both sides have one vocabulary, and share its table where it is tied.
+ONE_VOCABULARY = (
+    Field("vocab_size", "decoder_vocab_size"),
+    Field("tie_word_embeddings", "share_encoder_decoder_embeddings"),
+    chosen("activation_function", "hidden_act", ACTIVATIONS),
+)
 SEQ2SEQ: Mapping[str, Any] = {
     **WITH_BIASES,
     "norm_position": "post",
@@ -554,7 +558,7 @@ def not_shared_untied(shared: bool, ours: Mapping[str, Any]) -> bool:
 MARIAN = Family(
     native="marian",
     config=ScratchSeq2SeqConfig,
-    rows=SEQ2SEQ_ROWS + tuple(Row(f"{stack}.embed_positions", (), SinusoidTable()) for stack in ("encoder", "decoder")),
+    rows=SEQ2SEQ_ROWS + SINUSOIDS,
     heads={"": Head("MarianModel"), "ConditionalGeneration": Head("MarianMTModel", SEQ2SEQ_HEAD)},
     fields=SEQ2SEQ_FIELDS
     + same("decoder_vocab_size")
@@ -580,13 +584,7 @@ BART = Family(
         for theirs, ours in (("embed_positions", "position_embeddings"), ("layernorm_embedding", "norm"))
     ),
     heads={"": Head("BartModel"), "ConditionalGeneration": Head("BartForConditionalGeneration", SEQ2SEQ_HEAD)},
-    fields=SEQ2SEQ_FIELDS
-    + same("classifier_dropout")
-    + (
-        Field("vocab_size", "decoder_vocab_size"),
-        Field("tie_word_embeddings", "share_encoder_decoder_embeddings"),
-        chosen("activation_function", "hidden_act", ACTIVATIONS),
-    ),
+    fields=SEQ2SEQ_FIELDS + ONE_VOCABULARY + same("classifier_dropout"),
     constants={**SEQ2SEQ, "position_embedding_type": "learned", "position_offset": 2, "embedding_norm": True},
     requires=NOT_QUANTIZED,
 )
@@ -597,15 +595,9 @@ PRE_NORM_ROWS = SEQ2SEQ_ROWS + tuple(Row(f"{stack}.layer_norm", f"{stack}.norm")
 PEGASUS = Family(
     native="pegasus",
     config=ScratchSeq2SeqConfig,
-    rows=PRE_NORM_ROWS
-    + tuple(Row(f"{stack}.embed_positions", (), SinusoidTable()) for stack in ("encoder", "decoder")),
+    rows=PRE_NORM_ROWS + SINUSOIDS,
     heads={"": Head("PegasusModel"), "ConditionalGeneration": Head("PegasusForConditionalGeneration", SEQ2SEQ_HEAD)},
-    fields=SEQ2SEQ_FIELDS
-    + (
-        Field("vocab_size", "decoder_vocab_size"),
-        Field("tie_word_embeddings", "share_encoder_decoder_embeddings"),
-        chosen("activation_function", "hidden_act", ACTIVATIONS),
-    ),
+    fields=SEQ2SEQ_FIELDS + ONE_VOCABULARY,
     constants={**SEQ2SEQ, "norm_position": "pre", "position_embedding_type": "sinusoidal_halves"},
     requires=NOT_QUANTIZED,
 )
@@ -620,7 +612,7 @@ BLENDERBOT = Family(
         "": Head("BlenderbotModel"),
         "ConditionalGeneration": Head("BlenderbotForConditionalGeneration", SEQ2SEQ_HEAD),
     },
-    fields=PEGASUS.fields,
+    fields=SEQ2SEQ_FIELDS + ONE_VOCABULARY,
     constants={**SEQ2SEQ, "norm_position": "pre", "position_embedding_type": "learned"},
     requires=NOT_QUANTIZED,
 )
