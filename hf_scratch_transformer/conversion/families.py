@@ -216,17 +216,17 @@ DISTILBERT = Family(
     requires=NOT_QUANTIZED,
 )
 
+# Decoders: GPT-2 (Radford et al., 2019), Llama (Touvron et al., 2023) and those built like it
+
 
 def decoder_heads(prefix: str, lm_head: str = "lm_head") -> dict[str, Head]:
-    """Those that every one of them but GPT-2 names alike."""
+    """Those that all decoders but GPT-2 name alike."""
     return {
         "": Head(f"{prefix}Model", constants=NO_BIAS),
         "CausalLM": Head(f"{prefix}ForCausalLM", (Row(lm_head, "lm_head"),), NO_BIAS),
         "SequenceClassification": Head(f"{prefix}ForSequenceClassification", (Row("score", "classifier"),), NO_BIAS),
     }
 
-
-# Decoders: GPT-2 (Radford et al., 2019), Llama (Touvron et al., 2023) and those built like it
 
 GPT2 = Family(
     native="gpt2",
