@@ -1,6 +1,26 @@
 """Train a model of any of the three families from a recipe: `accelerate launch -m training RECIPE.yaml --key value`."""
 
+import contextlib
 import os
+import signal
+from collections.abc import Iterator
 
 # Of the process that started this one, asked before the imports that take seconds: a launcher may die in between.
 PARENT = os.getppid()
+
+
+@contextlib.contextmanager
+def leaving_at_once() -> Iterator[None]:
+    """SIGINT ends the process, in one line; a KeyboardInterrupt is often lost in the modules that are imported."""
+
+    def leave(number: int, _: object) -> None:
+        os.write(2, b"training: stopped by SIGINT\n")
+        os._exit(128 + number)
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:  # a shell's background, or a program that has its own way
+        yield
+        return
+    signal.signal(signal.SIGINT, leave)
+    yield
+    signal.signal(signal.SIGINT, before)

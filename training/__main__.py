@@ -18,7 +18,9 @@ import signal
 import sys
 from pathlib import Path
 
-try:  # takes seconds, in which one may think better of it
+from . import leaving_at_once
+
+with leaving_at_once():  # these take seconds, in which one may think better of it
     import torch
     import transformers
 
@@ -32,9 +34,6 @@ try:  # takes seconds, in which one may think better of it
     from .run import Interrupted, Run, TrainingError, finish, open_accelerator, open_run
     from .score import score
     from .sections import RecipeError, reference
-except KeyboardInterrupt:
-    print("training: stopped by SIGINT", file=sys.stderr, flush=True)
-    os._exit(128 + signal.SIGINT)
 
 # Runs with a process group, never freed: gloo's process group, once nothing refers to it, waits for its threads while
 # it holds the interpreter lock that these may be waiting for.
