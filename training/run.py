@@ -189,11 +189,17 @@ class Run(Session):
 
 # --- Setting up -----------------------------------------------------------------------------------------------------
 
+# oneDNN keeps the programs it has made for products, of which each new number of tokens in a batch needs some, of a
+# megabyte or more each: by its own default 1,024, which are gigabytes. A step's own are fewer than these.
+KEPT_PRIMITIVES = "128"
+
 
 def open_accelerator(recipe: Recipe) -> Accelerator:
     """The processes of the run and their devices."""
     device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     bf16 = autocasts(recipe.optimisation.precision, device.type)
+    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):  # read at the first product
+        os.environ.setdefault(name, KEPT_PRIMITIVES)
     return Accelerator(
         cpu=device.type == "cpu",  # else several processes on a CPU would not find each other
         mixed_precision="bf16" if bf16 else "no",
