@@ -1,9 +1,8 @@
 """transformers' `generate`, with the same numbers from less waiting: each step of it has few rows.
 
-Shapes: B batch, T length, D input width, F output width of a matrix.
+Shapes: B batch, T length, D input width, F output width of a matrix, S of a share of it.
 """
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -16,6 +15,7 @@ from transformers.generation import GenerationMixin
 
 MAX_ROWS = 64  # more are multiplied as well by a library on its own
 MIN_ENTRIES = 2**18  # of a matrix: smaller ones are multiplied before they could be shared out
+SHARE_ENTRIES = 2**17  # of a share of a larger one, which then stays in a core's cache (512 KiB)
 _torch_linear = F.linear
 
 
@@ -29,7 +29,7 @@ class ScratchGenerationMixin(GenerationMixin):
 @contextmanager
 def few_row_products(model: Any) -> Iterator[None]:
     """Within it, the few rows of a decoding step, which a CPU's library multiplies on one core, or far below what its
-    memory gives, are multiplied by all cores: each is given its share of a matrix.
+    memory gives, are multiplied by all cores: each is given shares of a matrix.
 
     A model that is on another device, of another precision or compiled goes on as it does, and so does a matrix that
     somebody has put another `forward` on.
@@ -37,8 +37,7 @@ def few_row_products(model: Any) -> Iterator[None]:
     is_plain = F.linear is _torch_linear and not torch.is_autocast_enabled("cpu")
     large = [module for module in model.modules() if is_plain and is_shareable(module)]
     for linear in large:
-        shares = linear.weight.detach().view(shares_of(linear), -1, linear.in_features).mT
-        vars(linear)["forward"] = partial(multiply_few_rows, linear, shares, linear.bias)
+        vars(linear)["forward"] = partial(multiply_few_rows, linear, *shares_of(linear.weight.detach()))
     try:
         yield
     finally:
@@ -51,22 +50,28 @@ def is_shareable(module: nn.Module) -> TypeGuard[nn.Linear]:
         return False
     weight = module.weight
     is_large = weight.is_cpu and weight.dtype == torch.float32 and weight.numel() >= MIN_ENTRIES
-    return is_large and weight.is_contiguous() and shares_of(module) > 1
+    return is_large and weight.is_contiguous() and 1 < torch.get_num_threads() <= module.out_features
 
 
-def shares_of(linear: nn.Linear) -> int:
-    """How many equal shares of its outputs the cores can be given, one each."""
-    return math.gcd(linear.out_features, torch.get_num_threads())
+def shares_of(weight: Tensor) -> tuple[Tensor, Tensor]:  # (F, D) -> (shares, D, S), (F - shares · S, D)
+    """Equal shares of the outputs, as many for each core as for the others, and what is left over."""
+    cores = torch.get_num_threads()
+    most = min(weight.numel() // SHARE_ENTRIES, len(weight)) // cores * cores or cores
+    count = next((count for count in range(most, 0, -cores) if len(weight) % count == 0), most)
+    shared = len(weight) // count * count
+    return weight[:shared].unflatten(0, (count, -1)).mT, weight[shared:]
 
 
-def multiply_few_rows(linear: nn.Linear, shares: Tensor, bias: Tensor | None, input: Tensor) -> Tensor:
-    """`linear(input)` by shares of its weight, (parts, D, F/parts): (B, T, D) -> (B, T, F)."""
+def multiply_few_rows(linear: nn.Linear, shares: Tensor, rest: Tensor, input: Tensor) -> Tensor:
+    """`linear(input)`, of which `shares` and `rest` are the weight: (B, T, D) -> (B, T, F)."""
     width = shares.shape[1]
     is_few = input.ndim == 3 and input.shape[-1] == width and 0 < input.shape[0] * input.shape[1] <= MAX_ROWS
     if not is_few or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return nn.Linear.forward(linear, input)
-    output = input.reshape(1, -1, width) @ shares  # (parts, B · T, F/parts)
-    output = output.transpose(0, 1).reshape(*input.shape[:-1], -1)
-    if bias is not None:
-        output += bias
-    return output
+    rows = input.reshape(-1, width)
+    output = (rows[None] @ shares).transpose(0, 1).reshape(len(rows), -1)
+    if len(rest):
+        output = torch.cat([output, rows @ rest.T], dim=1)
+    if linear.bias is not None:
+        output += linear.bias
+    return output.view(*input.shape[:-1], -1)

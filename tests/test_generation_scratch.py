@@ -12,21 +12,33 @@ from . import tiny
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("outputs, threads, parts", [(48, 4, 4), (50, 4, 2), (47, 4, 1), (47, 1, 1)])
-def test_products_of_few_rows_are_those_of_linear(outputs, threads, parts, bias, monkeypatch):
+@pytest.mark.parametrize(
+    "outputs, threads, share, parts",
+    [
+        (48, 4, 256, 4),
+        (48, 4, 64, 12),
+        (50, 4, 256, 4),
+        (50, 2, 128, 2),
+        (47, 4, 16, 44),
+        (3, 4, 16, 0),
+        (47, 1, 16, 0),
+    ],
+)
+def test_products_of_few_rows_are_those_of_linear(outputs, threads, share, parts, bias, monkeypatch):
     """However many cores there are, and whether or not they can share the outputs evenly."""
     torch.manual_seed(0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     monkeypatch.setattr(generation, "MIN_ENTRIES", 0)
-    linear, used, share = nn.Linear(16, outputs, bias=bias), [], generation.multiply_few_rows
-    monkeypatch.setattr(generation, "multiply_few_rows", lambda *given: used.append(len(given[1])) or share(*given))
+    monkeypatch.setattr(generation, "SHARE_ENTRIES", share)
+    linear, used, multiply = nn.Linear(16, outputs, bias=bias), [], generation.multiply_few_rows
+    monkeypatch.setattr(generation, "multiply_few_rows", lambda *given: used.append(len(given[1])) or multiply(*given))
     for shape in ((1, 1, 16), (5, 1, 16), (2, 3, 16), (64, 1, 16), (2, 0, 16), (16,), (3, 16), (65, 1, 16)):
         states = torch.randn(*shape)
         with torch.no_grad(), generation.few_row_products(linear):
             output = linear(states)
             assert output.is_contiguous()
         assert_close(output, linear(states), atol=1e-6, rtol=1e-5)
-    assert used == [parts] * 8 * (parts > 1)
+    assert used == [parts] * 8 * (parts > 0)
     with torch.no_grad(), generation.few_row_products(linear), pytest.raises(RuntimeError):
         linear(torch.randn(1, 2, 8))  # two rows are not taken for one
     assert "forward" not in vars(linear)
