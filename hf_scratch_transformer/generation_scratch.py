@@ -37,7 +37,7 @@ def few_row_products(model: Any) -> Iterator[None]:
     is_plain = F.linear is _torch_linear and not torch.is_autocast_enabled("cpu")
     large = [module for module in model.modules() if is_plain and is_shareable(module)]
     for linear in large:
-        vars(linear)["forward"] = partial(multiply_few_rows, linear, *shares_of(linear.weight.detach()))
+        vars(linear)["forward"] = partial(multiply_few_rows, linear, *shares_of(linear.weight.detach()), linear.bias)
     try:
         yield
     finally:
@@ -62,16 +62,16 @@ def shares_of(weight: Tensor) -> tuple[Tensor, Tensor]:  # (F, D) -> (shares, D,
     return weight[:shared].unflatten(0, (count, -1)).mT, weight[shared:]
 
 
-def multiply_few_rows(linear: nn.Linear, shares: Tensor, rest: Tensor, input: Tensor) -> Tensor:
+def multiply_few_rows(linear: nn.Linear, shares: Tensor, rest: Tensor, bias: Tensor | None, input: Tensor) -> Tensor:
     """`linear(input)`, of which `shares` and `rest` are the weight: (B, T, D) -> (B, T, F)."""
     width = shares.shape[1]
     is_few = input.ndim == 3 and input.shape[-1] == width and 0 < input.shape[0] * input.shape[1] <= MAX_ROWS
     if not is_few or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return nn.Linear.forward(linear, input)
     rows = input.reshape(-1, width)
-    output = (rows[None] @ shares).transpose(0, 1).reshape(len(rows), -1)
-    if len(rest):
+    output = (rows[None] @ shares).transpose(0, 1).reshape(rows.shape[0], -1)
+    if rest.shape[0]:
         output = torch.cat([output, rows @ rest.T], dim=1)
-    if linear.bias is not None:
-        output += linear.bias
+    if bias is not None:
+        output += bias
     return output.view(*input.shape[:-1], -1)
