@@ -113,20 +113,80 @@ def test_a_second_signal_ends_at_once(monkeypatch):
     assert ends == [130]
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path, monkeypatch, capsys):
-    recipe = tiny_runs.write_recipe(tmp_path, checkpoints={"every_steps": 4}, evaluation={"every_steps": None})
+def spoil(monkeypatch, steps, spoiled):
+    """Before each of these steps, `spoiled(run)`."""
     honest = loop._step
 
-    def poisoned(run, group):
-        if run.state.step == 6:
-            next(run.eval_model.parameters()).data.fill_(float("nan"))
-        return honest(run, group)
+    def step(run, group):
+        with monkeypatch.context() as patch:
+            if run.state.step in steps:
+                spoiled(run, patch)
+            return honest(run, group)
 
+    monkeypatch.setattr(loop, "_step", step)
+
+
+def spoil_loss(run, patch):
+    loss = run.objective.loss
+    patch.setattr(run.objective, "loss", lambda *given: loss(*given) * float("nan"))
+
+
+def test_a_step_whose_gradient_is_not_finite_is_left_out(tmp_path, monkeypatch, capsys):
+    """Of the weights, of both optimisers and of the average; stopped and resumed behind it, it is the same run."""
+    recipe = tiny_runs.write_recipe(
+        tmp_path, optimisation={"optimizer": "muon", "final_weights": "ema", "max_skipped_steps": 2}, log_every=1
+    )
+    spoil(monkeypatch, {3, 4, 9}, spoil_loss)
+    assert tiny_runs.run(recipe, tmp_path / "whole") == 0
+    said = capsys.readouterr().err
+    assert said.count("the step is left out") == 3
+    assert "step 5: epoch 0, part 0, batches 4 to 4: the gradient is nan" in said
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "_step", poisoned)
-        assert tiny_runs.run(recipe, tmp_path / "run") == 1
-    message = capsys.readouterr().err
-    assert "step 6" in message and "batches" in message and "nan" in message
+        kill_at(patch, 5)
+        with pytest.raises(Killed):
+            tiny_runs.run(recipe, tmp_path / "cut")
+    assert tiny_runs.run(recipe, tmp_path / "cut", "--resume") == 0
+    assert_same(tmp_path / "whole", tmp_path / "cut")
+    for folder in ("whole", "cut"):
+        lines = metrics.read(tmp_path / folder / "metrics.jsonl")
+        assert [line["step"] for line in lines if line["event"] == "skipped"] == [4, 5, 10]
+        assert [line["step"] for line in lines if line["event"] == "train"] == [1, 2, 3, 6, 7, 8, 9, 11, 12]
+
+
+def test_a_left_out_step_changes_nothing(tmp_path, monkeypatch):
+    recipe = tiny_runs.write_recipe(
+        tmp_path, optimisation={"optimizer": "muon"}, evaluation={"every_steps": None}, checkpoints={"every_steps": 1}
+    )
+    spoil(monkeypatch, {4}, spoil_loss)
+    assert tiny_runs.run(recipe, tmp_path / "run", "--checkpoints.keep_last", "100") == 0
+    before, after, next_one = (
+        {
+            name: tiny_runs.load_file(tmp_path / f"run/checkpoints/step-{step:08d}" / f"{name}.safetensors")
+            for name in ("model", "optimizer")
+        }
+        for step in (4, 5, 6)
+    )
+    for kind, tensors in before.items():
+        assert all(torch.equal(tensor, after[kind][name]) for name, tensor in tensors.items())
+        assert not all(torch.equal(tensor, next_one[kind][name]) for name, tensor in tensors.items())
+
+
+def test_too_many_left_out_steps_in_a_row_end_the_run(tmp_path, monkeypatch, capsys):
+    recipe = tiny_runs.write_recipe(tmp_path, checkpoints={"every_steps": 4}, evaluation={"every_steps": None})
+    with monkeypatch.context() as patch:
+        spoil(patch, range(6, 12), spoil_loss)
+        assert tiny_runs.run(recipe, tmp_path / "run", "--optimisation.max_skipped_steps", "1") == 1
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert message.startswith("training: step 8: epoch") and "optimisation.max_skipped_steps" in message
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000004"]
+    assert tiny_runs.run(recipe, tmp_path / "run", "--resume") == 0
+
+
+def test_weights_that_are_not_finite_end_the_run_at_once(tmp_path, monkeypatch, capsys):
+    recipe = tiny_runs.write_recipe(tmp_path, checkpoints={"every_steps": 4}, evaluation={"every_steps": None})
+    spoil(monkeypatch, {6}, lambda run, _: next(run.eval_model.parameters()).data.fill_(float("nan")))
+    assert tiny_runs.run(recipe, tmp_path / "run", "--log_every", "100") == 1
+    assert "training: step 6: the norm of the weights is nan" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000004"]
 
 

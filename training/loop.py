@@ -33,22 +33,19 @@ LONG = 10  # minutes
 def train(run: Run) -> None:
     """Train until a limit of the recipe is reached, or no progress is made.
 
-    Raises Interrupted after a signal (the run is saved), TrainingError when loss or weights are not finite.
+    Raises Interrupted after a signal (the run is saved), TrainingError when weights are not finite, or the gradients of
+    too many steps in a row.
     """
     recipe, state = run.recipe, run.state
     if run.finished():
         return
-    last: tuple[str, torch.Tensor] | None = None
     first, began = state.step + 1, 0.0  # the step from which on time is taken: it may have to compile
     with _Signals() as signals, _Exchange(run) as exchange, _progress_bar(run) as bar:
         run.signal = signals.received
-        over = state.unmeasured and _settle(run, bar, last, stop=0)
+        over = state.unmeasured and _settle(run, bar, stop=0)
         for group in () if over else _batches(run):
-            place = f"epoch {state.epoch}, part {state.part}, batches {state.batch} to {state.batch + len(group) - 1}"
             norm = _step(run, group)
-            # The step before is looked at only now: on a GPU, reading a number at once would leave it without work.
-            _check_finite(last)
-            last = (f"step {state.step}: {place}", norm)
+            _count_skipped(run, bar, group, norm)
             state.step += 1
             state.batch += len(group)
             stop, state.seconds = exchange(run.signal(), run.clock())
@@ -56,15 +53,16 @@ def train(run: Run) -> None:
             if state.step == first + TIMED:
                 _announce_time(run, bar, (run.clock() - began) / TIMED)
             if run.limit() or state.step % recipe.log_every == 0:
-                _check(run, last)
-                _log_training(run, bar, norm)
-            if _settle(run, bar, last, stop):
+                check_weights(run.unwrapped_model, state.step)
+                if math.isfinite(norm):
+                    _log_training(run, bar, norm)
+            if _settle(run, bar, stop):
                 break
     if run.is_main and state.step < recipe.optimisation.max_steps:
         print(f"ended early: {run.finished()}", file=sys.stderr)
 
 
-def _settle(run: Run, bar: ProgressBar, last: tuple[str, torch.Tensor] | None, stop: int) -> bool:
+def _settle(run: Run, bar: ProgressBar, stop: int) -> bool:
     """Measure and save what is due after a step, and whatever there is if a signal says stop; whether the run is over.
 
     A signal puts an evaluation off until the run is resumed: there is not always the time for it.
@@ -73,7 +71,7 @@ def _settle(run: Run, bar: ProgressBar, last: tuple[str, torch.Tensor] | None, s
     over, score = bool(run.limit()), None
     state.unmeasured = _is_due(run, "evaluation", recipe.evaluation, last_chance=over) or state.unmeasured
     if state.unmeasured and not stop:
-        _check(run, last)
+        check_weights(run.unwrapped_model, state.step)
         try:
             values = evaluation.validate(run)
         except Interrupted as interruption:
@@ -84,7 +82,6 @@ def _settle(run: Run, bar: ProgressBar, last: tuple[str, torch.Tensor] | None, s
             _log_evaluation(run, bar, values)
             over = bool(run.finished())
     if _is_due(run, "checkpoint", recipe.checkpoints) or score is not None or over or stop:
-        _check(run, last)
         save(run, score)
     if stop:
         raise Interrupted(stop)
@@ -115,10 +112,10 @@ def _batches(run: Run) -> Iterator[list[tuple[Batch, int]]]:
         state.epoch, state.part = state.epoch + 1, 0
 
 
-def _step(run: Run, group: list[tuple[Batch, int]]) -> torch.Tensor:
-    """One optimiser step over the batches of a group; returns the norm of the gradient."""
+def _step(run: Run, group: list[tuple[Batch, int]]) -> float:
+    """One optimiser step over the batches of a group, left out if the gradient is not finite; returns its norm."""
     recipe, state, accelerator = run.recipe, run.state, run.accelerator
-    total = sum(count for _, count in group)
+    total, step_loss_sum = sum(count for _, count in group), torch.zeros_like(run.loss_sum)
     set_lr(run.optimizers, lr_factor(recipe.optimisation, state.step, run.progress(), state.lr_reductions))
     torch.manual_seed(_seed(recipe.seed, DROPOUT, state.step, accelerator.process_index))
     for index, (batch, _) in enumerate(group):
@@ -131,16 +128,20 @@ def _step(run: Run, group: list[tuple[Batch, int]]) -> torch.Tensor:
                 loss_sum = run.objective.loss(run.model, batch, recipe.optimisation.label_smoothing)
             # Processes average their gradients; what is wanted is the sum over all, divided by the number of targets.
             accelerator.backward(loss_sum * (accelerator.num_processes / max(total, 1)))
-        run.loss_sum += loss_sum.detach()
-    norm = accelerator.clip_grad_norm_(run.unwrapped_model.parameters(), recipe.optimisation.clip_norm or math.inf)
+        step_loss_sum += loss_sum.detach()
+    clipped = accelerator.clip_grad_norm_(run.unwrapped_model.parameters(), recipe.optimisation.clip_norm or math.inf)
+    norm = float(sharding.full_tensor(clipped))  # for which a GPU's work is waited for: what follows depends on it
+    if math.isfinite(norm):
+        for optimizer in run.optimizers:
+            optimizer.step()
+        if run.ema_model is not None:
+            run.ema_model.update_parameters(run.unwrapped_model)
+        run.loss_sum += step_loss_sum
+        state.targets += total
+        state.window_targets += total
     for optimizer in run.optimizers:
-        optimizer.step()
         optimizer.zero_grad()
-    if run.ema_model is not None:
-        run.ema_model.update_parameters(run.unwrapped_model)
-    state.targets += total
-    state.window_targets += total
-    return sharding.full_tensor(norm)
+    return norm
 
 
 def _seed(*path: int) -> int:
@@ -148,18 +149,28 @@ def _seed(*path: int) -> int:
     return int(np.random.SeedSequence(path).generate_state(1, np.uint64)[0])
 
 
-def _check_finite(last: tuple[str, torch.Tensor] | None) -> None:
-    if last is not None and not math.isfinite(float(last[1])):
+def _count_skipped(run: Run, bar: ProgressBar, group: list[tuple[Batch, int]], norm: float) -> None:
+    """Say and log of a step that was left out where its batches are.
+
+    Raises TrainingError when it was one too many in a row, or the weights were not finite before it.
+    """
+    state, most = run.state, run.recipe.optimisation.max_skipped_steps
+    if math.isfinite(norm):
+        state.skipped_in_row = 0
+        return
+    state.skipped_steps += 1
+    state.skipped_in_row += 1
+    check_weights(run.unwrapped_model, state.step)
+    batches = f"{state.batch} to {state.batch + len(group) - 1}"
+    what = f"step {state.step + 1}: epoch {state.epoch}, part {state.part}, batches {batches}: the gradient is {norm}"
+    if state.skipped_in_row > most:
         raise TrainingError(
-            f"{last[0]}: the gradient is {float(last[1])}, so the loss was not finite; lower the learning rate or look "
-            "at these batches. The last checkpoint is from before"
+            f"{what}, as that of the {most} before, which are all that optimisation.max_skipped_steps allows; lower "
+            "the learning rate or look at these batches. The last checkpoint is from before"
         )
-
-
-def _check(run: Run, last: tuple[str, torch.Tensor] | None) -> None:
-    """Raises TrainingError when the last gradient or the weights that came of it are not finite."""
-    _check_finite(last)
-    check_weights(run.unwrapped_model, run.state.step)
+    if run.is_main:
+        bar.say(f"{what}; the step is left out")
+        run.log.write("skipped", step=state.step + 1, epoch=state.epoch, part=state.part, batches=batches)
 
 
 def _is_due(run: Run, what: str, spec: Evaluation | Checkpoints, last_chance: bool = False) -> bool:
@@ -176,7 +187,7 @@ def _is_due(run: Run, what: str, spec: Evaluation | Checkpoints, last_chance: bo
 # --- Reporting ------------------------------------------------------------------------------------------------------
 
 
-def _log_training(run: Run, bar: ProgressBar, norm: torch.Tensor) -> None:
+def _log_training(run: Run, bar: ProgressBar, norm: float) -> None:
     """One line of training loss and speed, over the steps since the line before."""
     state = run.state
     run.collect_loss()
@@ -188,7 +199,7 @@ def _log_training(run: Run, bar: ProgressBar, norm: torch.Tensor) -> None:
         "loss": state.window_loss_sum / max(state.window_targets, 1),
         "tokens_per_second": round(state.window_targets / max(state.seconds - state.window_start, 1e-9), 1),
         "learning_rate": run.optimizers[0].param_groups[0]["lr"],
-        "gradient_norm": float(norm),
+        "gradient_norm": norm,
     }
     if smoothing := run.recipe.optimisation.label_smoothing:  # of which evaluations have none
         values["label_smoothing"] = smoothing

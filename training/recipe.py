@@ -95,6 +95,9 @@ class Optimisation(Section):
     )
     accumulation: int = Field(1, ge=1, description="batches per step")
     clip_norm: float = Field(1.0, ge=0, description="largest norm of the gradient; 0: no clipping")
+    max_skipped_steps: int = Field(
+        3, ge=0, description="in a row whose gradients are not finite, and which are left out, before the run ends"
+    )
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the target spread over the vocabulary")
     r_drop: float = Field(0.0, ge=0, description="weight of the divergence between two dropout masks")
     mask_fraction: tuple[Fraction, ...] = Field(
@@ -194,8 +197,9 @@ class Recipe(Section):
 ORDERS = {"resume", "force", "overwrite"}  # to one process, not properties of the run
 # What a resumed run may have otherwise: when it ends, how often it is measured and what it shows.
 ADJUSTABLE = {
-    *("optimisation.max_steps", "optimisation.max_minutes", "evaluation.early_stopping"),
-    *("evaluation.every_steps", "evaluation.every_minutes", "evaluation.samples", "log_every"),
+    *("optimisation.max_steps", "optimisation.max_minutes", "optimisation.max_skipped_steps"),
+    *("evaluation.every_steps", "evaluation.every_minutes", "evaluation.early_stopping"),
+    *("evaluation.samples", "log_every"),
 }
 OURS = ("scratch_encoder", "scratch_decoder", "scratch_seq2seq")
 COLUMNS = {"translation": ("source", "target"), "causal_lm": ("text",), "masked_lm": ("text",)}

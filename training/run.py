@@ -72,6 +72,8 @@ class State:
     plateau_evals: int = 0  # evaluations without progress since the last reduction
     last_done: dict[str, float] = field(default_factory=dict)  # seconds at the last evaluation and checkpoint
     n_averaged: int = 0  # steps in the moving average
+    skipped_steps: int = 0  # left out, since their gradients were not finite
+    skipped_in_row: int = 0  # of them, the last ones
     unmeasured: bool = False  # whether an evaluation is due that a signal forestalled
 
     @classmethod
