@@ -358,8 +358,6 @@ TINY_RUN = {
 TINY_WINDOW = {"model.num_hidden_layers": 1, "data.window": 32}
 TINY_PAIRS = {"model.encoder_layers": 1, "model.decoder_layers": 1, "data.max_length": 64, "evaluation.num_beams": 2}
 TINY_BENCHMARK = (
-    "--layers",
-    "1",
     "--rounds",
     "1",
     "--steps",

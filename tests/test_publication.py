@@ -9,7 +9,7 @@ import torch
 import yaml
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, LlamaForCausalLM
 
 from hf_scratch_transformer.insight.trace import count_flops
 from tests import tiny_runs
@@ -97,3 +97,18 @@ def test_a_card_says_what_the_training_took(objective, tmp_path, monkeypatch):
     card = (tmp_path / "run" / "model" / "README.md").read_text()
     flops = float(re.search(r"^\| training FLOPs, about \| (.*) \|$", card, re.MULTILINE)[1])
     assert flops == pytest.approx(sum(counted), rel=0.15)
+
+
+def test_a_native_model_is_saved_without_a_card(tmp_path, capsys):
+    """It was trained to the end, and then the run failed for want of a card."""
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1}
+    recipe = tiny_runs.write_recipe(tmp_path, "causal_lm")
+    tree = yaml.safe_load(recipe.read_text())
+    tree["model"] = {"model_type": "llama", "max_position_embeddings": 64, **sizes}
+    recipe.write_text(yaml.safe_dump(tree))
+    words = ["--optimisation.max_steps", "2"]
+    assert tiny_runs.run(recipe, tmp_path / "card", *words, "--model_card", str(tmp_path / "its card")) == 2
+    assert "model_card: only models of ours have cards" in capsys.readouterr().err
+    assert tiny_runs.run(recipe, tmp_path / "run", *words) == 0
+    assert "README.md" not in capsys.readouterr().out and not (tmp_path / "run/model/README.md").exists()
+    assert type(AutoModelForCausalLM.from_pretrained(tmp_path / "run/model")) is LlamaForCausalLM

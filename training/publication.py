@@ -16,7 +16,7 @@ from hf_scratch_transformer.insight.trace import count_flops
 from . import metrics
 from .corpus import Corpus
 from .objectives import IGNORED, Batch
-from .recipe import dump
+from .recipe import OURS, dump
 from .run import Run, TrainingError
 
 COUNTED = 4  # batches, from whose operations those of the whole run are told
@@ -40,20 +40,21 @@ def publish(run: Run, results: dict[str, Any]) -> None:
 
 
 def save_model(run: Run, folder: Path) -> None:
-    """Weights, code, tokenizer, generation settings and card."""
+    """Weights, code, tokenizer, generation settings and card; a native model has no code and no card."""
     model, tokenizer, spec = run.eval_model, run.objective.tokenizer, run.recipe.evaluation
     if run.recipe.objective == "translation":
         settings: dict[str, Any] = {"max_new_tokens": run.recipe.data.max_length, "num_beams": spec.num_beams}
         if spec.num_beams > 1:
             settings["length_penalty"] = spec.length_penalty
         model.generation_config.update(**settings)
-    tokenizer.model_max_length = model.config.max_position_embeddings
+    tokenizer.model_max_length = getattr(model.config, "max_position_embeddings", tokenizer.model_max_length)
     run.draw()
     with replacing(folder) as temporary:
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
         shutil.copy(run.folder / "curves.png", temporary)
-        hub.write_model_card(temporary, records(run), run.recipe.push_to_hub)
+        if model.config.model_type in OURS:
+            hub.write_model_card(temporary, records(run), run.recipe.push_to_hub)
 
 
 def records(run: Run) -> hub.RunRecords:
@@ -131,7 +132,8 @@ def summarise(results: dict[str, Any]) -> None:
 def say_where(folder: Path) -> None:
     """What a finished run has left in its folder for a person, on the terminal."""
     for name, path in {"model": "model", "card": "model/README.md", "curves": "curves.png"}.items():
-        print(f"{name:7} {folder / path}")
+        if (folder / path).exists():
+            print(f"{name:7} {folder / path}")
 
 
 def push(folder: Path, repo_id: str) -> None:

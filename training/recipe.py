@@ -15,11 +15,12 @@ from typing import Annotated, Any, Literal
 import yaml
 from huggingface_hub.errors import StrictDataclassFieldValidationError
 from pydantic import Field
-from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
+from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 import hf_scratch_transformer  # noqa: F401  (registers the three families with the Auto classes)
 from hf_scratch_transformer.tokenization import LARGEST_VOCABULARY
 
+from .base_model import PATH, base_config, build_config
 from .sections import RecipeError, Section, names, nearest, override, read_yaml, shown, validated
 
 Names = tuple[str, ...]
@@ -59,7 +60,7 @@ class Data(Section):
 class Tokenizer(Section):
     """The vocabulary: trained on the training split, or loaded from a folder or the Hub."""
 
-    path: str | None = Field(None, description="a folder or Hub id; null trains one")
+    path: str | None = Field(None, description="a folder or Hub id; null: that of model.path, or else one is trained")
     algorithm: Literal["byte_bpe", "wordpiece", "char"] | None = Field(None, description="null: what suits the family")
     vocab_size: int = Field(
         8000, ge=2, lt=LARGEST_VOCABULARY, description="most tokens in all; a small corpus gives fewer"
@@ -160,7 +161,8 @@ class Recipe(Section):
     )
     model: dict[str, Any] = Field(
         examples=[{"model_type": "scratch_seq2seq"}],
-        description="model_type and the fields of its configuration: --model.hidden_size 256",
+        description="model_type and the fields of its configuration: --model.hidden_size 256; or path, a folder or Hub "
+        "id of a saved model to go on from, ours or native, and the fields to change",
     )
     data: Data = Field(examples=[{"path": "runs/grammar"}])
     tokenizer: Tokenizer = Tokenizer()
@@ -184,13 +186,13 @@ class Recipe(Section):
 
     def build_config(self, **fields: Any) -> PreTrainedConfig:
         """The model's configuration; `fields` (vocabulary size, special tokens) fill in what the recipe leaves open."""
-        return AutoConfig.for_model(**{**fields, **self.model})
+        return build_config(self.model, fields)
 
     def identity(self) -> dict[str, Any]:
         """The part of the recipe that a resumed run must share: everything but places, retention and reporting."""
         reporting = {"output_dir", "trackers", "push_to_hub", "license", "model_card", "checkpoints"}
-        by_content = {"path", "splits", "workers", "languages"}  # the corpus is compared by its content
-        excluded = dict.fromkeys(reporting | ORDERS, True) | {"data": by_content}
+        by_content = {"path", "splits", "workers", "languages"}  # what is read is compared by its content
+        excluded = dict.fromkeys(reporting | ORDERS, True) | {"data": by_content, "model": {PATH}}
         return self.model_dump(mode="json", exclude=excluded)
 
 
@@ -393,11 +395,26 @@ def _installed(recipe: Recipe) -> Iterator[str]:
 
 @_rule
 def _model_type(recipe: Recipe) -> Iterator[str]:
-    model_type = recipe.model.get("model_type")
-    if not _config_fields(recipe.model):
+    model_type, path = recipe.model.get("model_type"), recipe.model.get(PATH, "")
+    if not isinstance(path, str):
+        yield f"model.{PATH}: must be a folder or an id on the Hub, got {shown(path)}"
+    elif path:
+        try:
+            base_config(path)
+        except ValueError as error:
+            yield f"model.{PATH}: {' '.join(str(error).split())}"
+    elif not _config_fields(recipe.model):
         given = "missing" if model_type is None else f"{shown(model_type)} is unknown"
         near = nearest(str(model_type), CONFIG_MAPPING)
         yield f"model.model_type: {given}, must be one of transformers' or {', '.join(OURS)}{near}"
+
+
+@_rule
+def _card(recipe: Recipe) -> Iterator[str]:
+    if recipe.model.get("model_type", OURS[0]) not in OURS:
+        for name in ("push_to_hub", "model_card"):
+            if getattr(recipe, name) is not None:
+                yield f"{name}: only models of ours have cards, {', '.join(OURS)}; this is {recipe.model['model_type']}"
 
 
 @_rule
@@ -406,13 +423,14 @@ def _model(recipe: Recipe) -> Iterator[str]:
         return
     # Native configurations swallow misspelt keys in silence.
     for key in sorted(recipe.model.keys() - known.keys()):
-        yield f"model.{key}: {recipe.model['model_type']} has no such field{_hint(recipe.model, f'model.{key}')}"
+        what = recipe.model.get("model_type", recipe.model.get(PATH))
+        yield f"model.{key}: {what} has no such field{_hint(recipe.model, f'model.{key}')}"
     fields = {key: value for key, value in recipe.model.items() if key in known}
     tokenizer = getattr(recipe, "tokenizer", Tokenizer())
-    fields.setdefault("vocab_size", getattr(tokenizer, "vocab_size", Tokenizer().vocab_size))
+    defaults = {"vocab_size": getattr(tokenizer, "vocab_size", Tokenizer().vocab_size)}
     while True:
         try:
-            AutoConfig.for_model(**fields)
+            build_config(fields, defaults)
             return
         except Exception as error:  # whatever a configuration class raises is a problem of the recipe
             name = str(error).split("'")[1] if isinstance(error, StrictDataclassFieldValidationError) else None
@@ -430,10 +448,16 @@ def _hint(model: Any, key: str) -> str:
 
 
 def _config_fields(model: Any) -> dict[str, str]:
-    """What the section `model` may hold, with its type in Python; empty when the model_type is unknown."""
-    model_type = model.get("model_type") if isinstance(model, dict) else None
-    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
-        return {}
-    kind = CONFIG_MAPPING[model_type]
+    """What the section `model` may hold, with its type in Python; empty when there is no such kind of model."""
+    model_type, path = (model.get(name) if isinstance(model, dict) else None for name in ("model_type", PATH))
+    if isinstance(path, str):
+        with contextlib.suppress(ValueError):
+            return _fields_of(type(base_config(path))) | {PATH: "str"}
+    elif isinstance(model_type, str) and model_type in CONFIG_MAPPING:
+        return _fields_of(CONFIG_MAPPING[model_type])
+    return {}
+
+
+def _fields_of(kind: type[PreTrainedConfig]) -> dict[str, str]:
     types = {field.name: getattr(field.type, "__name__", str(field.type)) for field in dataclasses.fields(kind)}
     return types | {alias: types.get(name, "") for alias, name in kind.attribute_map.items()} | {"model_type": "str"}

@@ -32,6 +32,7 @@ from hf_scratch_transformer.files import replacing, write_text
 from hf_scratch_transformer.tokenization import check_tokenizer, config_fields
 
 from . import checkpoints, corpus, folder, metrics, sharding
+from .base_model import PATH, fingerprint, open_base
 from .objectives import OBJECTIVES, Objective
 from .optimisation import autocasts, optimizers
 from .recipe import ADJUSTABLE, Recipe, dump
@@ -225,7 +226,8 @@ def open_run(recipe: Recipe, accelerator: Accelerator, source: Path) -> Run:
     if accelerator.is_main_process:
         data = [Path(recipe.data.path, name) for names in recipe.data.splits.values() for name in names]
         named = [("the recipe", source), ("data", Path(recipe.data.path)), *(("data", path) for path in data)]
-        named += [("tokenizer.path", Path(recipe.tokenizer.path))] if recipe.tokenizer.path else []
+        models = {"tokenizer.path": recipe.tokenizer.path, f"model.{PATH}": recipe.model.get(PATH)}
+        named += [(name, Path(path)) for name, path in models.items() if path]
         folder.check(where, named, resume=recipe.resume, overwrite=recipe.overwrite)
     corpus.check_splits(recipe.data)
     tokenizer = open_tokenizer(recipe, where, accelerator)
@@ -282,6 +284,7 @@ def prepare(
 ) -> Run:
     """Corpus, model and optimisers of a run at its first step, whose clock counts from `started` (monotonic)."""
     model = build_model(recipe, accelerator, objective)
+    base = {"base_model": fingerprint(model)} if PATH in recipe.model else {}
     say = partial(print, file=sys.stderr) if accelerator.is_main_process else str
     parts = corpus.Parts(recipe, objective.encode, objective.end, say)
     train = parts.first
@@ -324,25 +327,35 @@ def prepare(
             "recipe": recipe.identity(),
             "tokenizer": corpus.digest(objective.tokenizer.backend_tokenizer.to_str().encode()),
             "corpus": train.fingerprint(),
+            **base,
         },
         started=started,
     )
 
 
 def build_model(recipe: Recipe, accelerator: Accelerator, objective: Objective) -> PreTrainedModel:
-    """The model of a recipe, its parameters drawn from the seed.
+    """The model of a recipe, its parameters drawn from the seed, or those of the model that it goes on from.
 
-    Raises RecipeError when it does not fit the tokenizer.
+    Raises RecipeError when it does not fit the tokenizer, or there is no such model.
     """
-    config = recipe.build_config(**config_fields(objective.tokenizer, corpus.FAMILIES[recipe.objective]))
-    try:
-        check_tokenizer(objective.tokenizer, config)
-    except ValueError as error:
-        raise RecipeError(f"model, tokenizer: {error}") from error
+    tokenizer, base = objective.tokenizer, recipe.model.get(PATH)
+    config = recipe.build_config(**config_fields(tokenizer, corpus.FAMILIES[recipe.objective]))
     set_seed(recipe.seed)
     # On a CPU, torch's fused attention goes backward in bf16 some twenty times slower than the formula written out.
     slow_fused = accelerator.device.type == "cpu" and accelerator.mixed_precision == "bf16"
-    return objective.auto_model.from_config(config, attn_implementation="eager" if slow_fused else None)
+    try:
+        if base is None:
+            model = objective.auto_model.from_config(config)
+        else:
+            model = open_base(base, config, objective.auto_model)
+            if len(tokenizer) > config.vocab_size:
+                model.resize_token_embeddings(len(tokenizer))
+        check_tokenizer(tokenizer, model.config)
+    except ValueError as error:
+        raise RecipeError(f"model{'' if base is None else f'.{PATH}'}, tokenizer: {error}") from error
+    if slow_fused:
+        model.set_attn_implementation("eager")
+    return model
 
 
 def announce(

@@ -1,0 +1,134 @@
+"""Runs that go on from a model that exists: one of ours, or a native one that converts."""
+
+import shutil
+
+import pytest
+import torch
+import yaml
+from torch.testing import assert_close
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForSequenceClassification, MambaConfig
+
+from hf_scratch_transformer.conversion import convert_from
+from tests import tiny_runs
+from tests.test_loop import Killed, assert_same, kill_at
+from tests.test_score import native  # noqa: F401  (a fixture)
+from training import metrics
+
+STILL = ("--optimisation.learning_rate", "1e-30", "--optimisation.matrix_learning_rate", "1e-30")
+
+
+def recipe_from(tmp_path, objective, **model):
+    """One with no model but that which it goes on from, and no tokenizer."""
+    recipe = tiny_runs.write_recipe(tmp_path, objective)
+    tree = yaml.safe_load(recipe.read_text())
+    tree["model"] = model
+    del tree["tokenizer"]
+    tree["optimisation"] |= {"max_steps": 4, "final_weights": "last"}
+    recipe.write_text(yaml.safe_dump(tree))
+    return recipe
+
+
+def final_loss(run):
+    return next(line["loss"] for line in metrics.read(run / "metrics.jsonl") if line["event"] == "test")
+
+
+@pytest.fixture
+def first(tmp_path):
+    """A finished run, of a causal language model."""
+    recipe = tiny_runs.write_recipe(tmp_path, "causal_lm", optimisation={"max_steps": 4})
+    assert tiny_runs.run(recipe, tmp_path / "first") == 0
+    return tmp_path / "first"
+
+
+@pytest.mark.parametrize("objective", tiny_runs.OBJECTIVES)
+def test_a_run_goes_on_from_a_finished_one(objective, tmp_path):
+    """It begins with the weights, the tokenizer and the configuration of the other, but for what it says itself."""
+    assert tiny_runs.run(tiny_runs.write_recipe(tmp_path, objective), tmp_path / "first") == 0
+    model = tmp_path / "first" / "model"
+    recipe = recipe_from(tmp_path, objective, path=str(model), dropout=0.3)
+    assert tiny_runs.run(recipe, tmp_path / "second", *STILL) == 0
+    assert final_loss(tmp_path / "second") == pytest.approx(final_loss(tmp_path / "first"), rel=1e-6)
+    one, other = (yaml.safe_load((folder / "config.json").read_text()) for folder in (model, tmp_path / "second/model"))
+    assert {name for name in one | other if one.get(name) != other.get(name)} == {"dropout"}
+    assert (tmp_path / "second/tokenizer/tokenizer.json").read_bytes() == (model / "tokenizer.json").read_bytes()
+
+
+def test_a_run_goes_on_from_a_native_model(native, tmp_path):  # noqa: F811
+    """As ours, of the same parameters, which can be handed back."""
+    objective, model, _ = native
+    recipe = recipe_from(tmp_path, objective, path=str(tmp_path / "native"))
+    assert tiny_runs.run(recipe, tmp_path / "run", *STILL) == 0
+    begun, expected = tiny_runs.load_file(tmp_path / "run/model/model.safetensors"), convert_from(model).state_dict()
+    for name, tensor in begun.items():
+        assert_close(tensor, expected[name], atol=1e-20, rtol=0)
+    config = yaml.safe_load((tmp_path / "run/model/config.json").read_text())
+    assert config["converted_from"]["model_type"] == model.config.model_type
+    assert tiny_runs.run(recipe, tmp_path / "learns") == 0
+    assert final_loss(tmp_path / "learns") < final_loss(tmp_path / "run")
+
+
+def test_rows_are_added_for_tokens_that_the_model_has_not(first, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(first / "model")
+    known = len(tokenizer)
+    tokenizer.add_tokens(["eight", "nine"])
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    recipe = recipe_from(tmp_path, "causal_lm", path=str(first / "model"))
+    assert tiny_runs.run(recipe, tmp_path / "run", *STILL, "--tokenizer.path", str(tmp_path / "tokenizer")) == 0
+    before, after = (AutoModelForCausalLM.from_pretrained(run / "model") for run in (first, tmp_path / "run"))
+    assert after.config.vocab_size == known + 2
+    one, other = before.get_input_embeddings().weight, after.get_input_embeddings().weight
+    assert torch.equal(one[:known], other[:known]) and len(other) == known + 2
+    assert tiny_runs.run(recipe, tmp_path / "again", *STILL, "--tokenizer.path", str(tmp_path / "tokenizer")) == 0
+    assert tiny_runs.losses(tmp_path / "run") == tiny_runs.losses(tmp_path / "again")
+
+
+def test_it_is_resumed_by_the_model_it_began_with(first, tmp_path, monkeypatch, capsys):
+    recipe = recipe_from(tmp_path, "causal_lm", path=str(first / "model"))
+    assert tiny_runs.run(recipe, tmp_path / "whole") == 0
+    words = ["--checkpoints.every_steps", "1"]
+    with monkeypatch.context() as patch:
+        kill_at(patch, 3)
+        with pytest.raises(Killed):
+            tiny_runs.run(recipe, tmp_path / "cut", *words)
+    shutil.copytree(first / "model", tmp_path / "moved")
+    moved = ("--model.path", str(tmp_path / "moved"))
+    assert tiny_runs.run(recipe, tmp_path / "cut", *words, *moved, "--resume") == 0
+    assert_same(tmp_path / "whole", tmp_path / "cut")
+    capsys.readouterr()
+    shutil.rmtree(tmp_path / "moved")
+    shutil.copytree(tmp_path / "whole" / "model", tmp_path / "moved")
+    assert tiny_runs.run(recipe, tmp_path / "cut", *words, *moved, "--resume") == 1
+    assert "this is another run (base_model was" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("objective", "words", "expected"),
+    [
+        (
+            "causal_lm",
+            ["--model.path", "absent/folder/model"],
+            "model.path: absent/folder/model: there is no such file",
+        ),
+        ("causal_lm", ["--model.path", "{mamba}"], "unknown architecture 'mamba'; known are distilbert"),
+        ("causal_lm", ["--model.path", "{classifier}"], "has another head: it is a ScratchDecoderForSequenceClass"),
+        ("causal_lm", ["--model.dropuot", "0.1"], "did you mean model.dropout?"),
+        ("causal_lm", ["--model.hidden_size", "32"], "its weights do not fit the fields given: size mismatch for"),
+        ("causal_lm", ["--model.dropout", "much"], "model.dropout: must be float"),
+        ("causal_lm", ["--model.model_type", "scratch_encoder"], "is trained on as scratch_decoder"),
+        ("causal_lm", ["--data.window", "65"], "data.window: 65 must be at most model.max_position_embeddings 64"),
+        ("causal_lm", ["--output_dir", "{first}"], "lies where a new run in"),
+        ("translation", [], "is a scratch_decoder, of which there is no AutoModelForSeq2SeqLM"),
+    ],
+)
+def test_what_cannot_be_gone_on_from_is_one_line(objective, words, expected, first, tmp_path, capsys):
+    recipe = recipe_from(tmp_path, objective, path=str(first / "model"))
+    MambaConfig().save_pretrained(tmp_path / "mamba")
+    small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    LlamaForSequenceClassification(LlamaConfig(**small, pad_token_id=0)).save_pretrained(tmp_path / "classifier")
+    AutoTokenizer.from_pretrained(first / "model").save_pretrained(tmp_path / "classifier")
+    capsys.readouterr()
+    given = [word.format(first=first, mamba=tmp_path / "mamba", classifier=tmp_path / "classifier") for word in words]
+    assert tiny_runs.run(recipe, tmp_path / "run", *given, "--overwrite") == 2
+    message = capsys.readouterr().err
+    assert expected in message and "Traceback" not in message
+    assert (first / "model" / "config.json").exists() and not (tmp_path / "run").exists()
