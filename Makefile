@@ -35,7 +35,8 @@ test: $(READY)  ## the default tests: no GPU, no network
 	$(PYTEST) --numprocesses logical --maxprocesses 8
 
 test-slow: $(READY)  ## the tests that take minutes
-	$(PYTEST) -m slow
+	$(PYTEST) -m slow tests/test_kills.py
+	$(PYTEST) -m slow --ignore tests/test_kills.py --numprocesses logical --maxprocesses 8 --dist worksteal
 
 test-window: $(READY)  ## the default tests on older versions of transformers, those that serving engines pin, and of torch
 	for versions in $(WINDOW); do \

@@ -342,19 +342,15 @@ def test_patterns_keep_the_german_word_order(corpus, pattern):
 
 def test_the_same_seed_gives_the_same_corpus_in_any_process(corpus):
     code = "from demo.grammar import generate; print([(p.english, p.german) for p in generate(50, seed=1)])"
-    runs = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            capture_output=True,
-            text=True,
-            encoding="utf-8",
-            check=True,
-        ).stdout.strip()
-        for hash_seed in ("1", "2")
-    }
-    assert runs == {str([(pair.english, pair.german) for pair in corpus[:50]])}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONHASHSEED": "1"},  # in this process, it is another
+        capture_output=True,
+        encoding="utf-8",
+        check=True,
+    )
+    assert done.stdout.strip() == str([(pair.english, pair.german) for pair in corpus[:50]])
     assert generate(50, seed=2) != corpus[:50]
 
 
