@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokeni
 
 from hf_scratch_transformer.insight.trace import count_flops
 from tests import tiny_runs
-from training import loop
+from training import loop, metrics
 
 from .hub_server import TOKEN, USER
 from .test_hub import hub, online, stranger  # noqa: F401  (two of them fixtures)
@@ -97,6 +97,8 @@ def test_a_card_says_what_the_training_took(objective, tmp_path, monkeypatch):
     card = (tmp_path / "run" / "model" / "README.md").read_text()
     flops = float(re.search(r"^\| training FLOPs, about \| (.*) \|$", card, re.MULTILINE)[1])
     assert flops == pytest.approx(sum(counted), rel=0.15)
+    memory = [line["memory_mb"] for line in metrics.read(tmp_path / "run/metrics.jsonl") if line["event"] == "train"]
+    assert f"| memory of a process while training, MB | {max(memory)} |" in card and min(memory) > 100
 
 
 def test_a_native_model_is_saved_without_a_card(tmp_path, capsys):

@@ -17,7 +17,7 @@ import torch
 
 from . import PARENT, evaluation, sharding
 from .corpus import Batches
-from .metrics import ProgressBar
+from .metrics import ProgressBar, used_memory
 from .objectives import Batch
 from .optimisation import lr_factor, set_lr
 from .recipe import Checkpoints, Evaluation
@@ -200,6 +200,7 @@ def _log_training(run: Run, bar: ProgressBar, norm: float) -> None:
         "tokens_per_second": round(state.window_targets / max(state.seconds - state.window_start, 1e-9), 1),
         "learning_rate": run.optimizers[0].param_groups[0]["lr"],
         "gradient_norm": norm,
+        "memory_mb": round(used_memory(run.accelerator.device)),
     }
     if smoothing := run.recipe.optimisation.label_smoothing:  # of which evaluations have none
         values["label_smoothing"] = smoothing

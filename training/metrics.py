@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+import torch
 import yaml
 from sacrebleu.metrics import BLEU, CHRF
 from tqdm import tqdm
@@ -103,6 +105,13 @@ def grouped_scores(
         scores = translation_scores([outputs[row] for row in members], [references[row] for row in members])
         result[group] = {"rows": len(members), "exact_match": scores["exact_match"], "bleu": scores["bleu"]}
     return result
+
+
+def used_memory(device: torch.device) -> float:
+    """MB that this process holds: the most that tensors have taken on a GPU, elsewhere what is resident now."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e6
+    return psutil.Process().memory_info().rss / 1e6
 
 
 def draw(lines: Sequence[dict[str, Any]], path: Path) -> None:

@@ -77,6 +77,8 @@ def records(run: Run) -> hub.RunRecords:
             "training rows": run.rows,
             "target tokens predicted in training": run.state.targets,
             "training FLOPs, about": training_flops(run),
+            "memory of a process while training, MB": max((line.get("memory_mb", 0) for line in lines), default=0)
+            or None,
         }
         | ({"validation rows translated, greedily": evaluated} if recipe.objective == "translation" else {}),
         languages=recipe.data.languages,
