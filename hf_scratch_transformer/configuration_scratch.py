@@ -71,7 +71,7 @@ POSITIONS = {
     "rotary": Positions(is_rotary=True),  # Su et al., 2021
     "none": Positions(),
 }
-POOLERS: dict[str | None, Callable[[Tensor], Tensor] | None] = {None: None, "tanh": torch.tanh, "relu": F.relu}
+POOLERS: dict[str | None, Callable | None] = {None: None, "tanh": torch.tanh, "relu": F.relu, "gelu": F.gelu}
 CHOICES = {  # the fields that hold a choice
     "hidden_act": tuple(ACTIVATIONS),
     "position_embedding_type": tuple(POSITIONS),
@@ -283,7 +283,7 @@ class ScratchEncoderConfig(ScratchConfig):
     # Kinds of token that `token_type_ids` tell apart, as BERT's first and second sentence; 0: those ids are ignored.
     type_vocab_size: int = 0
     # In POOLERS: `pooler_output`, by which whole texts and choices are classified, is a dense layer and this activation
-    # over the state of the first token (BERT has "tanh", DistilBERT's classifier "relu").
+    # over the state of the first token (BERT has "tanh", DistilBERT's classifier "relu", ELECTRA's "gelu").
     pooler_act: str | None = None
     lm_head_transform: bool = False  # a dense layer, `hidden_act` and a norm before the masked-LM head (BERT)
 

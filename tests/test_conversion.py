@@ -94,6 +94,7 @@ SIZES = {
     "roberta": each(BERTS, *[{"pad_token_id": 1, "bos_token_id": 0}] * 2, {"pad_token_id": 4}),
     "xlm-roberta": each(BERTS, *[{"pad_token_id": 1, "bos_token_id": 0}] * 2, {"pad_token_id": 4}),
     "camembert": each(BERTS, *[{"pad_token_id": 1, "bos_token_id": 0}] * 2, {"pad_token_id": 4}),
+    "electra": each(BERTS, *[{"embedding_size": size["hidden_size"]} for size in BERTS]),
     "eurobert": each(LLAMAS, {"attention_bias": True, "mlp_bias": True}, {"head_dim": 10}),
     "opt": each(DECODERS, {"word_embed_proj_dim": 24}, {"activation_function": "gelu", "tie_word_embeddings": False}),
     "biogpt": each(DECODERS, {"hidden_act": "relu"}, {"scale_embedding": False, "tie_word_embeddings": False}),

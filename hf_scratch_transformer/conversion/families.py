@@ -38,7 +38,8 @@ WITH_BIASES: Mapping[str, Any] = {
 }
 NOT_QUANTIZED = {"quantization_config": only(None)}
 
-# Encoders: BERT (Devlin et al., 2019), RoBERTa (Liu et al., 2019), DistilBERT (Sanh et al., 2019)
+# Encoders: BERT (Devlin et al., 2019), RoBERTa (Liu et al., 2019), DistilBERT (Sanh et al., 2019), and
+# ELECTRA (Clark et al., 2020)
 
 ENCODER: Mapping[str, Any] = {
     **WITH_BIASES,
@@ -166,6 +167,46 @@ def like_roberta(native: str, prefix: str) -> Family:
 ROBERTA = like_roberta("roberta", "Roberta")
 XLM_ROBERTA = like_roberta("xlm-roberta", "XLMRoberta")
 CAMEMBERT = like_roberta("camembert", "Camembert")
+
+# Its generator and its discriminator alike, as long as tokens have vectors of the model's width; but not the head that
+# tells replaced tokens apart, which is made of two layers.
+ELECTRA = Family(
+    native="electra",
+    config=ScratchEncoderConfig,
+    rows=BERT_ROWS[:-1],  # there is no pooler
+    heads={
+        "": Head("ElectraModel", constants={"pooler_act": None}),
+        "MaskedLM": Head(
+            "ElectraForMaskedLM",
+            (
+                Row("generator_predictions.dense", "lm_transform.dense"),
+                Row("generator_predictions.LayerNorm", "lm_transform.norm"),
+                Row("generator_lm_head", "lm_head"),
+            ),
+            {"pooler_act": None},
+        ),
+        "SequenceClassification": Head(
+            "ElectraForSequenceClassification",
+            (Row("classifier.dense", "model.pooler.dense"), Row("classifier.out_proj", "classifier")),
+        ),
+        "TokenClassification": Head("ElectraForTokenClassification", CLASSIFIER, {"pooler_act": None}),
+        "QuestionAnswering": Head("ElectraForQuestionAnswering", QUESTIONS, {"pooler_act": None}),
+        "MultipleChoice": Head(
+            "ElectraForMultipleChoice", (Row("sequence_summary.summary", "model.pooler.dense"), *CHOICES)
+        ),
+    },
+    fields=TOKENS
+    + BERT_FIELDS
+    + same("max_position_embeddings")
+    + (Field("embedding_size", "hidden_size"), chosen("hidden_act", "hidden_act", {"gelu": "gelu"})),
+    constants={**ENCODER, "pooler_act": "gelu"},
+    requires={
+        **ENCODER_REQUIRES,
+        "summary_type": only("first"),
+        "summary_use_proj": only(True),
+        "summary_activation": only("gelu"),
+    },
+)
 
 PRE_CLASSIFIER = (Row("pre_classifier", "model.pooler.dense"),)
 PRE_ACTIVATION = {"pooler_act": "relu"}
@@ -620,7 +661,7 @@ BLENDERBOT = Family(
 FAMILIES = {
     family.native: family
     for family in (
-        *(DISTILBERT, BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, EUROBERT),
+        *(DISTILBERT, BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, ELECTRA, EUROBERT),
         *(GPT2, OPT, BIOGPT, LLAMA, QWEN2, QWEN3, MISTRAL, SMOLLM3, SEED_OSS),
         *(MARIAN, BART, PEGASUS, BLENDERBOT),
     )
