@@ -171,6 +171,7 @@ class RunRecords:
         dataset: name of the corpus, for readers.
         dataset_id: its id on the Hub, if it is there.
         dataset_config, dataset_revision: as `datasets.load_dataset` takes them.
+        base_model: id on the Hub of the model whose weights were trained on, if there was one.
         data: what else is known of the corpus (rows, tokens, licence, ...); nested as it likes.
         languages: ISO 639 codes of the texts.
         license: of the weights, as the Hub names it; None: the card claims none.
@@ -188,6 +189,7 @@ class RunRecords:
     dataset_id: str | None = None
     dataset_config: str | None = None
     dataset_revision: str | None = None
+    base_model: str | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
     languages: Sequence[str] = ()
     license: str | None = None
@@ -222,6 +224,7 @@ def write_model_card(folder: str | os.PathLike[str], records: RunRecords, repo_i
         license=records.license,
         language=list(records.languages) or None,
         datasets=[records.dataset_id] if records.dataset_id else None,
+        base_model=records.base_model,
         metrics=list(dict.fromkeys(result.metric_type for result in evaluations)) or None,
         tags=["custom_code", config["model_type"]],
         model_name=records.name,

@@ -1,19 +1,28 @@
 """Runs that go on from a model that exists: one of ours, or a native one that converts."""
 
+import os
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from huggingface_hub import ModelCard
 from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForSequenceClassification, MambaConfig
 
 from hf_scratch_transformer.conversion import convert_from
+from hf_scratch_transformer.hub import push
 from tests import tiny_runs
+from tests.hub_server import TOKEN, USER
+from tests.test_hub import hub, online  # noqa: F401  (fixtures)
 from tests.test_loop import Killed, assert_same, kill_at
 from tests.test_score import native  # noqa: F401  (a fixture)
 from training import metrics
 
+ROOT = Path(__file__).parent.parent
 STILL = ("--optimisation.learning_rate", "1e-30", "--optimisation.matrix_learning_rate", "1e-30")
 
 
@@ -65,6 +74,18 @@ def test_a_run_goes_on_from_a_native_model(native, tmp_path):  # noqa: F811
     assert config["converted_from"]["model_type"] == model.config.model_type
     assert tiny_runs.run(recipe, tmp_path / "learns") == 0
     assert final_loss(tmp_path / "learns") < final_loss(tmp_path / "run")
+
+
+def test_a_run_goes_on_from_a_model_of_the_hub(first, online, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    push(first / "model", f"{USER}/base")
+    recipe = recipe_from(tmp_path, "causal_lm", path=f"{USER}/base")
+    environment = os.environ | {"HF_ENDPOINT": online.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
+    command = [sys.executable, "-m", "training", str(recipe), "--output_dir", str(tmp_path / "run"), *STILL]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert final_loss(tmp_path / "run") == pytest.approx(final_loss(first), rel=1e-6)
+    assert ModelCard.load(tmp_path / "run" / "model" / "README.md").data.base_model == f"{USER}/base"
 
 
 def test_rows_are_added_for_tokens_that_the_model_has_not(first, tmp_path):

@@ -34,6 +34,7 @@ RECORDS = RunRecords(
     name="tiny test model",
     command="accelerate launch -m training training/recipes/tiny.yaml --seed 3",
     dataset="Bird songs",
+    base_model="birds/base",
     dataset_id="birds/songs",
     dataset_revision="0123456789abcdef0123456789abcdef01234567",
     data={"rows": {"train": 60, "test": 3}, "malformed": None},
@@ -248,7 +249,7 @@ def test_every_figure_on_the_card_comes_from_the_records(decoder):
     assert (data.library_name, data.pipeline_tag, data.license) == ("transformers", "text-generation", "apache-2.0")
     assert (data.language, data.datasets) == (["en", "de"], ["birds/songs"])
     assert data.metrics == ["loss", "bleu"] and set(data.tags) == {"custom_code", "scratch_decoder"}
-    assert data.model_name == RECORDS.name
+    assert (data.model_name, data.base_model) == (RECORDS.name, "birds/base")
     found = {(result.dataset_split, result.metric_type): result for result in data.eval_results}
     values = {key: result.metric_value for key, result in found.items()}
     assert values == {("validation", "loss"): 1.625, ("test", "loss"): 1.8125, ("test", "bleu"): 37.21875}

@@ -14,6 +14,7 @@ from hf_scratch_transformer.files import replacing
 from hf_scratch_transformer.insight.trace import count_flops
 
 from . import metrics
+from .base_model import PATH
 from .corpus import Corpus
 from .objectives import IGNORED, Batch
 from .recipe import OURS, dump
@@ -61,7 +62,7 @@ def records(run: Run) -> hub.RunRecords:
     """What the run wrote down about itself, for the model card."""
     recipe = run.recipe
     lines = metrics.read(run.log.path)
-    is_file = Path(recipe.data.path).exists()
+    is_file, base = Path(recipe.data.path).exists(), recipe.model.get(PATH)
     last = {line["event"]: line for line in lines}
     about = json.loads((run.folder / "environment.json").read_text(encoding="utf-8"))
     evaluated = min(recipe.evaluation.generate_rows, run.objective.examples(run.validation)) if run.validation else 0
@@ -73,6 +74,7 @@ def records(run: Run) -> hub.RunRecords:
         dataset_id=None if is_file else recipe.data.path,
         dataset_config=recipe.data.name,
         dataset_revision=recipe.data.revision,
+        base_model=None if base is None or Path(base).exists() else base,
         data={
             "training rows": run.rows,
             "target tokens predicted in training": run.state.targets,
