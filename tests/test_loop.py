@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests import tiny_runs
-from training import checkpoints, loop, metrics
+from training import checkpoints, launcher, loop, metrics
 from training.objectives import Translation
 
 ROOT = Path(__file__).parent.parent
@@ -279,7 +279,7 @@ def test_a_launcher_that_is_gone_is_a_signal(tmp_path, monkeypatch):
         assert tiny_runs.run(recipe, tmp_path / "alone") == 0, "nobody launched it: a shell may well end before it"
     with monkeypatch.context() as patch:
         patch.setattr(loop, "_step", orphaned)
-        patch.setattr(loop, "PARENT", os.getppid())
+        patch.setattr(launcher, "PARENT", os.getppid())
         patch.setenv("TORCHELASTIC_RUN_ID", "1")
         assert tiny_runs.run(recipe, tmp_path / "run") == 143
     assert max(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == "step-00000007"

@@ -26,7 +26,7 @@ with leaving_at_once():  # these take seconds, in which one may think better of 
 
     from hf_scratch_transformer.onednn import onednn_products
 
-    from . import evaluation, loop
+    from . import evaluation, launcher, loop
     from .checkpoints import CheckpointError
     from .folder import claimed
     from .publication import publish
@@ -100,6 +100,7 @@ heeds objective, data, evaluation, optimisation and seed.
 if __name__ == "__main__":
     logging.captureWarnings(True)
     transformers.utils.logging.disable_progress_bar()
+    launcher.follow()
     code = main(sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing is left to stop
     if KEPT:  # the end of the interpreter would free them

@@ -15,16 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import PARENT, evaluation, sharding
+from . import evaluation, launcher, sharding
 from .corpus import Batches
 from .metrics import ProgressBar, used_memory
 from .objectives import Batch
 from .optimisation import lr_factor, set_lr
 from .recipe import Checkpoints, Evaluation
 from .run import CONTENT, DROPOUT, ORDER, Interrupted, Run, TrainingError, check_weights, save
-
-# Variables that launchers set for the processes they start, to which the launcher's death means the end.
-LAUNCHED = {"TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION"}
 
 TIMED = 10  # steps, from which the time of all is told
 LONG = 10  # minutes
@@ -243,20 +240,21 @@ class _Signals:
     def __init__(self) -> None:
         self.number, self.noted = 0, 0.0
         self.before: dict[int, Any] = {}
-        self.is_launched = bool(LAUNCHED & os.environ.keys())
 
     def __enter__(self) -> "_Signals":
         for number in (signal.SIGTERM, signal.SIGINT):
             self.before[number] = signal.signal(number, self._note)
+        launcher.attended.set()
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self.before.items():
             signal.signal(number, handler)
+        launcher.attended.clear()
 
     def received(self) -> int:
         """The first signal, or SIGTERM once nobody is left who could send it; 0 before."""
-        if not self.number and self.is_launched and os.getppid() != PARENT:
+        if not self.number and launcher.is_gone():
             self._note(signal.SIGTERM, None)
         return self.number
 
