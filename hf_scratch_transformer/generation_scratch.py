@@ -4,7 +4,7 @@ Shapes: B batch, T length, D input width, F output width of a matrix, S of a sha
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, TypeGuard
 
@@ -22,7 +22,9 @@ _torch_linear = F.linear
 class ScratchGenerationMixin(GenerationMixin):
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """As `GenerationMixin.generate`."""
-        with few_row_products(self):
+        settings = kwargs.get("generation_config") or self.generation_config
+        is_compiled = kwargs.get("compile_config") or getattr(settings, "compile_config", None)
+        with nullcontext() if is_compiled else few_row_products(self):
             return super().generate(*args, **kwargs)
 
 
@@ -34,7 +36,8 @@ def few_row_products(model: Any) -> Iterator[None]:
     A model that is on another device, of another precision or compiled goes on as it does, and so does a matrix that
     somebody has put another `forward` on.
     """
-    is_plain = F.linear is _torch_linear and not torch.is_autocast_enabled("cpu")
+    is_compiled = "forward" in vars(model) or getattr(model, "_compiled_call_impl", None) is not None
+    is_plain = F.linear is _torch_linear and not is_compiled and not torch.is_autocast_enabled("cpu")
     large = [module for module in model.modules() if is_plain and is_shareable(module)]
     for linear in large:
         vars(linear)["forward"] = partial(multiply_few_rows, linear, *shares_of(linear.weight.detach()), linear.bias)

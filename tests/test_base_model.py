@@ -13,6 +13,7 @@ from huggingface_hub import ModelCard
 from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForSequenceClassification, MambaConfig
 
+from hf_scratch_transformer import ScratchDecoderConfig
 from hf_scratch_transformer.conversion import convert_from
 from hf_scratch_transformer.hub import push
 from tests import tiny_runs
@@ -20,7 +21,7 @@ from tests.hub_server import TOKEN, USER
 from tests.test_hub import hub, online  # noqa: F401  (fixtures)
 from tests.test_loop import Killed, assert_same, kill_at
 from tests.test_score import native  # noqa: F401  (a fixture)
-from training import metrics
+from training import base_model, metrics
 
 ROOT = Path(__file__).parent.parent
 STILL = ("--optimisation.learning_rate", "1e-30", "--optimisation.matrix_learning_rate", "1e-30")
@@ -103,6 +104,35 @@ def test_rows_are_added_for_tokens_that_the_model_has_not(first, tmp_path):
     assert tiny_runs.losses(tmp_path / "run") == tiny_runs.losses(tmp_path / "again")
 
 
+def test_what_a_saved_configuration_says_stays(tmp_path):
+    """Also that there is no padding; a default of the class took its place, an ordinary token."""
+    ids = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32, "num_hidden_layers": 1}
+    ScratchDecoderConfig(vocab_size=99, **sizes, **ids).save_pretrained(tmp_path / "model")
+    section = {"path": str(tmp_path / "model")}
+    config = base_model.build_config(section, {"vocab_size": 50, "eos_token_id": 7})
+    assert (config.pad_token_id, config.bos_token_id, config.eos_token_id, config.vocab_size) == (None, None, 7, 99)
+
+
+def test_special_tokens_that_change_change_for_generation_too(first, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(first / "model")
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(20)
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    recipe = recipe_from(tmp_path, "causal_lm", path=str(first / "model"), eos_token_id=20)
+    assert tiny_runs.run(recipe, tmp_path / "run", "--tokenizer.path", str(tmp_path / "tokenizer")) == 0
+    for name in ("config.json", "generation_config.json"):
+        assert yaml.safe_load((tmp_path / "run/model" / name).read_text())["eos_token_id"] == 20
+
+
+def test_two_matrices_are_not_made_one_in_silence(tmp_path, capsys):
+    recipe = tiny_runs.write_recipe(tmp_path, "causal_lm", optimisation={"max_steps": 2})
+    assert tiny_runs.run(recipe, tmp_path / "first", "--model.tie_word_embeddings", "false") == 0
+    capsys.readouterr()
+    recipe = recipe_from(tmp_path, "causal_lm", path=str(tmp_path / "first/model"))
+    assert tiny_runs.run(recipe, tmp_path / "run", "--model.tie_word_embeddings", "true") == 2
+    assert "do not fit the fields given" in capsys.readouterr().err
+
+
 def test_it_is_resumed_by_the_model_it_began_with(first, tmp_path, monkeypatch, capsys):
     recipe = recipe_from(tmp_path, "causal_lm", path=str(first / "model"))
     assert tiny_runs.run(recipe, tmp_path / "whole") == 0
@@ -132,6 +162,14 @@ def test_it_is_resumed_by_the_model_it_began_with(first, tmp_path, monkeypatch, 
         ),
         ("causal_lm", ["--model.path", "{mamba}"], "unknown architecture 'mamba'; known are distilbert"),
         ("causal_lm", ["--model.path", "{classifier}"], "has another head: it is a ScratchDecoderForSequenceClass"),
+        (
+            "causal_lm",
+            ["--model.path", ""],
+            "model.path: '': must be the folder of a saved model, or its id on the Hub",
+        ),
+        ("causal_lm", ["--model.path", "gpt-2"], "'gpt-2': must be the folder of a saved model"),
+        ("causal_lm", ["--model.path", "{first}/model/config.json"], "must be the folder of a saved model"),
+        ("causal_lm", ["--model.path", "{mamba}/../bare"], "no tokenizer.path is given, and model.path"),
         ("causal_lm", ["--model.dropuot", "0.1"], "did you mean model.dropout?"),
         ("causal_lm", ["--model.hidden_size", "32"], "its weights do not fit the fields given: size mismatch for"),
         ("causal_lm", ["--model.dropout", "much"], "model.dropout: must be float"),
@@ -144,6 +182,7 @@ def test_it_is_resumed_by_the_model_it_began_with(first, tmp_path, monkeypatch, 
 def test_what_cannot_be_gone_on_from_is_one_line(objective, words, expected, first, tmp_path, capsys):
     recipe = recipe_from(tmp_path, objective, path=str(first / "model"))
     MambaConfig().save_pretrained(tmp_path / "mamba")
+    shutil.copytree(first / "model", tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer*"))
     small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
     LlamaForSequenceClassification(LlamaConfig(**small, pad_token_id=0)).save_pretrained(tmp_path / "classifier")
     AutoTokenizer.from_pretrained(first / "model").save_pretrained(tmp_path / "classifier")

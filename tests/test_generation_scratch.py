@@ -4,11 +4,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
+from transformers import CompileConfig
 
 from hf_scratch_transformer import ScratchDecoderForCausalLM
 from hf_scratch_transformer import generation_scratch as generation
 
 from . import tiny
+from .test_compilation import Graphs
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -96,3 +98,25 @@ def test_products_are_shared_while_a_model_decodes(monkeypatch):
         model(prompt)
     assert len(counted) == 8 * len(linears)
     assert not any("forward" in vars(module) for module in model.modules())
+
+
+@pytest.mark.parametrize("how", ["forward", "call", "generate"])
+def test_a_compiled_model_is_compiled_once(how, monkeypatch):
+    """What is put on its layers for a while would be a reason to compile them again, at every call."""
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(generation, "MIN_ENTRIES", 0)
+    model, graphs = tiny.model(ScratchDecoderForCausalLM, num_hidden_layers=1).eval(), Graphs()
+    options = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None, "cache_implementation": "static"}
+    if how == "forward":
+        model.forward = torch.compile(model.forward, backend=graphs, dynamic=False)
+    elif how == "call":
+        model.compile(backend=graphs, dynamic=False)
+    else:
+        options["compile_config"] = CompileConfig(backend=graphs, dynamic=False)
+        options["compile_config"]._compile_all_devices = True
+    counts = []
+    for _ in range(3):
+        model.generate(torch.tensor([[3, 4, 5]]), **options)
+        counts.append(graphs.count)
+    assert 0 < counts[0] == counts[1] == counts[2]

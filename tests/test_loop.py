@@ -182,6 +182,15 @@ def test_too_many_left_out_steps_in_a_row_end_the_run(tmp_path, monkeypatch, cap
     assert tiny_runs.run(recipe, tmp_path / "run", "--resume") == 0
 
 
+def test_a_run_whose_every_step_was_left_out_publishes_nothing(tmp_path, monkeypatch, capsys):
+    recipe = tiny_runs.write_recipe(tmp_path, optimisation={"max_steps": 2})
+    spoil(monkeypatch, {0, 1}, spoil_loss)
+    for words in ([], ["--resume"]):
+        assert tiny_runs.run(recipe, tmp_path / "run", *words) == 1
+        assert "training: the gradient of none of the 2 steps was finite" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "model").exists()
+
+
 def test_weights_that_are_not_finite_end_the_run_at_once(tmp_path, monkeypatch, capsys):
     recipe = tiny_runs.write_recipe(tmp_path, checkpoints={"every_steps": 4}, evaluation={"every_steps": None})
     spoil(monkeypatch, {6}, lambda run, _: next(run.eval_model.parameters()).data.fill_(float("nan")))

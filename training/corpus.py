@@ -25,7 +25,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from hf_scratch_transformer.files import reading
 from hf_scratch_transformer.tokenization import Family, train_tokenizer
 
-from .base_model import PATH
+from .base_model import PATH, located
 from .recipe import Data, Recipe
 from .sections import RecipeError
 
@@ -228,9 +228,10 @@ def make_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
     """The tokenizer of the recipe: loaded when it names one, or a model that has one, else trained on the training
     split."""
     spec = recipe.tokenizer
-    for name, path in {"tokenizer.path": spec.path, f"model.{PATH}": recipe.model.get(PATH)}.items():
-        if path is not None:
-            return read_tokenizer(path, name)
+    if spec.path is not None:
+        return read_tokenizer(spec.path, "tokenizer.path")
+    if PATH in recipe.model:
+        return read_tokenizer(located(recipe.model[PATH]), f"no tokenizer.path is given, and model.{PATH}")
     columns, refused = tuple(recipe.data.columns), Counter[str]()
     chunks = clean(read(recipe.data, "train"), columns, refused, recipe.objective != "translation")
     texts = (text for chunk in chunks for column in columns for text in chunk[column])

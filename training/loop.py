@@ -162,8 +162,8 @@ def _count_skipped(run: Run, bar: ProgressBar, group: list[tuple[Batch, int]], n
     what = f"step {state.step + 1}: epoch {state.epoch}, part {state.part}, batches {batches}: the gradient is {norm}"
     if state.skipped_in_row > most:
         raise TrainingError(
-            f"{what}, as that of the {most} before, which are all that optimisation.max_skipped_steps allows; lower "
-            "the learning rate or look at these batches. The last checkpoint is from before"
+            f"{what}, and optimisation.max_skipped_steps lets {most} in a row be left out; lower the learning rate or "
+            "look at these batches. What is saved is from before"
         )
     if run.is_main:
         bar.say(f"{what}; the step is left out")

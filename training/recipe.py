@@ -395,10 +395,10 @@ def _installed(recipe: Recipe) -> Iterator[str]:
 
 @_rule
 def _model_type(recipe: Recipe) -> Iterator[str]:
-    model_type, path = recipe.model.get("model_type"), recipe.model.get(PATH, "")
-    if not isinstance(path, str):
+    model_type, path = recipe.model.get("model_type"), recipe.model.get(PATH)
+    if PATH in recipe.model and not isinstance(path, str):
         yield f"model.{PATH}: must be a folder or an id on the Hub, got {shown(path)}"
-    elif path:
+    elif isinstance(path, str):
         try:
             base_config(path)
         except ValueError as error:
@@ -414,7 +414,8 @@ def _card(recipe: Recipe) -> Iterator[str]:
     if recipe.model.get("model_type", OURS[0]) not in OURS:
         for name in ("push_to_hub", "model_card"):
             if getattr(recipe, name) is not None:
-                yield f"{name}: only models of ours have cards, {', '.join(OURS)}; this is {recipe.model['model_type']}"
+                given = recipe.model["model_type"]
+                yield f"{name}: only models of ours have a card, which a push needs: {', '.join(OURS)}, not {given}"
 
 
 @_rule

@@ -485,9 +485,11 @@ def finish(run: Run) -> None:
     """Put the weights that the recipe asks for into the model: the last, the best, or an average.
 
     Damaged checkpoints are named and set aside. Raises CheckpointError when none is left of those that are needed,
-    TrainingError when weights are not finite.
+    TrainingError when weights are not finite, or every step was left out.
     """
     choice, spec, model = run.recipe.optimisation.final_weights, run.recipe.optimisation, run.eval_model
+    if 0 < run.state.step == run.state.skipped_steps:
+        raise TrainingError(f"the gradient of none of the {run.state.step} steps was finite: nothing was learned")
     if choice in ("best", "mean"):
         count = 1 if choice == "best" else spec.mean_of
         found, damaged = choose(run, run.store.by_score if choice == "best" else run.store.complete, count)
