@@ -1,6 +1,5 @@
 """Runs that go on from a model that exists: one of ours, or a native one that converts."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from hf_scratch_transformer.conversion import convert_from
 from hf_scratch_transformer.hub import push
 from tests import tiny_runs
 from tests.hub_server import TOKEN, USER
-from tests.test_hub import hub, online  # noqa: F401  (fixtures)
+from tests.test_hub import environment_of_a_stranger, hub, online  # noqa: F401  (two of them fixtures)
 from tests.test_loop import Killed, assert_same, kill_at
 from tests.test_score import native  # noqa: F401  (a fixture)
 from training import base_model, metrics
@@ -81,8 +80,8 @@ def test_a_run_goes_on_from_a_model_of_the_hub(first, online, tmp_path, monkeypa
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     push(first / "model", f"{USER}/base")
     recipe = recipe_from(tmp_path, "causal_lm", path=f"{USER}/base")
-    environment = os.environ | {"HF_ENDPOINT": online.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
     command = [sys.executable, "-m", "training", str(recipe), "--output_dir", str(tmp_path / "run"), *STILL]
+    environment = environment_of_a_stranger(online, tmp_path)
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert final_loss(tmp_path / "run") == pytest.approx(final_loss(first), rel=1e-6)

@@ -80,7 +80,7 @@ def test_impossible_translators_are_refused(wrong, message):
     ("wrong", "message"),
     [
         ({"type_vocab_size": -1}, "type_vocab_size=-1 must be at least 0"),
-        ({"pooler_act": "gelu"}, "pooler_act='gelu' must be one of None, 'tanh', 'relu'"),
+        ({"pooler_act": "silu"}, "pooler_act='silu' must be one of None, 'tanh', 'relu', 'gelu'"),
     ],
 )
 def test_impossible_encoders_are_refused(wrong, message):

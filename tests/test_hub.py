@@ -151,8 +151,21 @@ def save(folder, family, seed=0, repo_id=None, records=RECORDS, **options):
 
 def stranger(hub, cwd, program, jobs):
     """Run a program in a process of its own, with neither the package nor anything in its caches."""
-    environment = {name: os.environ[name] for name in ("PATH", "LANG", "LD_LIBRARY_PATH") if name in os.environ}
-    environment |= {
+    run = subprocess.run(
+        [sys.executable, "-I", "-c", STRANGER + textwrap.indent(program, "    "), json.dumps(jobs)],
+        cwd=cwd,
+        env=environment_of_a_stranger(hub, cwd),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
+
+
+def environment_of_a_stranger(hub, cwd):
+    """Nothing of this process's, and empty caches."""
+    kept = {name: os.environ[name] for name in ("PATH", "LANG", "LD_LIBRARY_PATH") if name in os.environ}
+    return kept | {
         "HF_ENDPOINT": hub.url,
         "HF_HUB_DISABLE_XET": "1",
         "HF_HOME": str(cwd / f"home{len(list(cwd.glob('home*')))}"),
@@ -160,15 +173,6 @@ def stranger(hub, cwd, program, jobs):
         "HOME": str(cwd),
         "OMP_NUM_THREADS": "1",
     }
-    run = subprocess.run(
-        [sys.executable, "-I", "-c", STRANGER + textwrap.indent(program, "    "), json.dumps(jobs)],
-        cwd=cwd,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert run.returncode == 0, run.stderr[-4000:]
 
 
 def publish(hub, family, folder):

@@ -110,7 +110,7 @@ def test_a_native_model_is_saved_without_a_card(tmp_path, capsys):
     recipe.write_text(yaml.safe_dump(tree))
     words = ["--optimisation.max_steps", "2"]
     assert tiny_runs.run(recipe, tmp_path / "card", *words, "--model_card", str(tmp_path / "its card")) == 2
-    assert "model_card: only models of ours have cards" in capsys.readouterr().err
+    assert "model_card: only models of ours have a card" in capsys.readouterr().err
     assert tiny_runs.run(recipe, tmp_path / "run", *words) == 0
     assert "README.md" not in capsys.readouterr().out and not (tmp_path / "run/model/README.md").exists()
     assert type(AutoModelForCausalLM.from_pretrained(tmp_path / "run/model")) is LlamaForCausalLM
