@@ -41,12 +41,13 @@ def final_loss(run):
     return next(line["loss"] for line in metrics.read(run / "metrics.jsonl") if line["event"] == "test")
 
 
-@pytest.fixture
-def first(tmp_path):
-    """A finished run, of a causal language model."""
-    recipe = tiny_runs.write_recipe(tmp_path, "causal_lm", optimisation={"max_steps": 4})
-    assert tiny_runs.run(recipe, tmp_path / "first") == 0
-    return tmp_path / "first"
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    """A finished run, of a causal language model; nobody changes it."""
+    folder = tmp_path_factory.mktemp("base")
+    recipe = tiny_runs.write_recipe(folder, "causal_lm", optimisation={"max_steps": 4})
+    assert tiny_runs.run(recipe, folder / "first") == 0
+    return folder / "first"
 
 
 @pytest.mark.parametrize("objective", tiny_runs.OBJECTIVES)

@@ -385,7 +385,7 @@ def test_one_graph_of_a_wide_model(model_class: type[PreTrainedModel]) -> None:
     assert graphs.count == 1
 
 
-@pytest.mark.parametrize("loss_only", [False, True])
+@pytest.mark.parametrize("loss_only", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("model_class", tiny.LANGUAGE_MODELS, ids=tiny.family)
 def test_a_compiled_training_step_of_a_wide_model(model_class: type[PreTrainedModel], loss_only: bool) -> None:
     model = shallow(model_class, **WIDE).train()
@@ -398,7 +398,7 @@ def test_a_compiled_training_step_of_a_wide_model(model_class: type[PreTrainedMo
     assert graphs.count == 1
 
 
-@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("strict", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("model_class", tiny.LANGUAGE_MODELS, ids=tiny.family)
 @torch.no_grad()
 def test_export_of_a_wide_model(model_class: type[PreTrainedModel], strict: bool) -> None:

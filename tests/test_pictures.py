@@ -544,7 +544,7 @@ def test_a_picture_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("example", "name"),
     [
-        (family, name)
+        pytest.param(family, name, marks=[pytest.mark.slow] * (name != family))
         for family, other in zip(tiny.FAMILIES, ("bert", "gpt2", "marian"), strict=True)
         for name in (family, other)
     ],
