@@ -87,6 +87,7 @@ BERT_FIELDS = same(
     Field("attention_probs_dropout_prob", "attention_dropout"),
 )
 CLASSIFIER = (Row("classifier", "classifier"),)
+DENSE_CLASSIFIER = (Row("classifier.dense", "model.pooler.dense"), Row("classifier.out_proj", "classifier"))
 QUESTIONS = (Row("qa_outputs", "qa_outputs"),)
 CHOICES = (Row("classifier", "choice_scorer"),)
 # Decoders classify whole texts without a bias; a head that ours is given later shall do so too. Their other heads have
@@ -138,10 +139,7 @@ def like_roberta(native: str, prefix: str) -> Family:
                     Row("lm_head.bias", "lm_head.bias"),
                 ),
             ),
-            "SequenceClassification": Head(
-                f"{prefix}ForSequenceClassification",
-                (Row("classifier.dense", "model.pooler.dense"), Row("classifier.out_proj", "classifier")),
-            ),
+            "SequenceClassification": Head(f"{prefix}ForSequenceClassification", DENSE_CLASSIFIER),
             "TokenClassification": Head(f"{prefix}ForTokenClassification", CLASSIFIER),
             "QuestionAnswering": Head(f"{prefix}ForQuestionAnswering", QUESTIONS),
             "MultipleChoice": Head(f"{prefix}ForMultipleChoice", CHOICES),
@@ -175,7 +173,7 @@ ELECTRA = Family(
     config=ScratchEncoderConfig,
     rows=BERT_ROWS[:-1],  # there is no pooler
     heads={
-        "": Head("ElectraModel", constants={"pooler_act": None}),
+        "": Head("ElectraModel"),
         "MaskedLM": Head(
             "ElectraForMaskedLM",
             (
@@ -183,23 +181,21 @@ ELECTRA = Family(
                 Row("generator_predictions.LayerNorm", "lm_transform.norm"),
                 Row("generator_lm_head", "lm_head"),
             ),
-            {"pooler_act": None},
         ),
-        "SequenceClassification": Head(
-            "ElectraForSequenceClassification",
-            (Row("classifier.dense", "model.pooler.dense"), Row("classifier.out_proj", "classifier")),
-        ),
-        "TokenClassification": Head("ElectraForTokenClassification", CLASSIFIER, {"pooler_act": None}),
-        "QuestionAnswering": Head("ElectraForQuestionAnswering", QUESTIONS, {"pooler_act": None}),
+        "SequenceClassification": Head("ElectraForSequenceClassification", DENSE_CLASSIFIER, {"pooler_act": "gelu"}),
+        "TokenClassification": Head("ElectraForTokenClassification", CLASSIFIER),
+        "QuestionAnswering": Head("ElectraForQuestionAnswering", QUESTIONS),
         "MultipleChoice": Head(
-            "ElectraForMultipleChoice", (Row("sequence_summary.summary", "model.pooler.dense"), *CHOICES)
+            "ElectraForMultipleChoice",
+            (Row("sequence_summary.summary", "model.pooler.dense"), *CHOICES),
+            {"pooler_act": "gelu"},
         ),
     },
     fields=TOKENS
     + BERT_FIELDS
     + same("max_position_embeddings")
     + (Field("embedding_size", "hidden_size"), chosen("hidden_act", "hidden_act", {"gelu": "gelu"})),
-    constants={**ENCODER, "pooler_act": "gelu"},
+    constants={**ENCODER, "pooler_act": None},
     requires={
         **ENCODER_REQUIRES,
         "summary_type": only("first"),
