@@ -59,7 +59,7 @@ SHAPES = {
     "narrow-seq2seq": Shape("seq2seq", 6, 256, 4, 1024, 8000, 256, 1),
     "tiny-decoder": Shape("decoder", 2, 16, 2, 32, 64, 16, 4, padded=False),
     "tiny-encoder": Shape("encoder", 2, 16, 2, 32, 64, 16, 4),
-    "tiny-seq2seq": Shape("seq2seq", 2, 16, 2, 32, 64, 16, 4),
+    "tiny-seq2seq": Shape("seq2seq", 1, 16, 2, 32, 64, 16, 4),
 }
 
 
