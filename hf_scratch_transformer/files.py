@@ -1,5 +1,6 @@
 """Files and folders that are written whole or not at all, and read with a line on what is wrong with them."""
 
+import errno
 import glob
 import os
 import shutil
@@ -53,6 +54,21 @@ def reading(source: str | os.PathLike[str]) -> Iterator[None]:
         plain = isinstance(error, ValueError | OSError) and str(error)
         reason = str(error) if plain else f"{type(error).__name__}: {error}"
         raise ValueError(f"{os.fspath(source)}: {textwrap.shorten(reason, REASON, placeholder=' ...')}") from error
+
+
+def possible_path(text: str) -> str:
+    """What names a file or a folder, or an id on the Hub, as it is; there need be nothing of that name.
+
+    Raises ValueError for what no file can be called: with a zero byte, too long, in the home of an unknown user.
+    """
+    try:
+        Path(text).expanduser().lstat()
+    except (ValueError, RuntimeError) as error:
+        raise ValueError(f"{text!r} is no path: {error}") from error
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise ValueError(f"{text[:60]!r}... is no path: of {len(text)} characters, one part is too long") from error
+    return text
 
 
 def write_text(path: Path, text: str) -> None:

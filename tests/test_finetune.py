@@ -115,6 +115,8 @@ def test_scores_are_means_over_words() -> None:
     [
         (["--validation", "1"], "validation: 1.0 must be above 0 and below 1"),
         (["--learning_rates", "1"], "unknown: --learning_rates 1"),
+        (["--output_dir", "x" * 300], f"output_dir: '{'x' * 60}'... is no path: of 300 characters"),
+        (["--data", "a\0b/c"], r"data: 'a\x00b/c' is no path"),
         (["--data", "nowhere"], "nowhere is no tab-separated file"),
         (["--model", "no model!"], "model: no model!: "),
         (["--push_to_hub", "True"], "push_to_hub: Trainer uploads all of output_dir"),
@@ -127,6 +129,12 @@ def test_what_is_wrong_is_one_line(
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
     assert not recipe.with_name("run").exists()
+
+
+def test_several_values_where_one_is_wanted_are_of_a_field(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe.write_text(f"{recipe.read_text()}\nseed: [1, 2]\n")
+    assert finetune.main([str(recipe)]) == 2
+    assert "unknown: 2; seed: takes one value" in capsys.readouterr().err
 
 
 def test_an_encoder_with_weights_missing_is_refused(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from tests import tiny_runs
+from training.__main__ import main
 from training.folder import claimed
 from training.sections import RecipeError
 
@@ -90,6 +91,19 @@ def test_what_the_recipe_names_is_not_in_the_way_of_its_run(way, recipe, tmp_pat
         assert tiny_runs.run(file, output, *map(str, words), *way) == 2
         assert f"training: {named}" in (message := capsys.readouterr().err) and "keep it elsewhere" in message
         assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("path", ["a\0b", "~nobody-of-this-name/x", "x" * 300])
+@pytest.mark.parametrize("field", ["data.path", "tokenizer.path", "model.path", "output_dir"])
+def test_what_cannot_be_a_path_is_named(field, path, recipe, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = [recipe.name, "--output_dir", "run", f"--{field}={path}"]
+    if field == "output_dir" and path.startswith("~"):
+        return  # a folder of that name
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert field.partition(".")[0] in said and path.replace("\0", "\\x00")[:20] in said.replace("\0", "\\x00")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["corpus", "recipe.yaml"]
 
 
 def test_a_folder_that_is_no_run_is_neither_replaced_nor_resumed(recipe, tmp_path, capsys):

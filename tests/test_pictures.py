@@ -286,6 +286,14 @@ def test_a_words_vectors_are_the_learned_one_and_those_of_its_sentences(family):
     assert torch.equal(shown.learned[0], learned) and torch.allclose(shown.contextual[0], contextual)
 
 
+def test_a_special_token_that_the_vocabulary_lacks_is_no_neighbour_to_leave_out():
+    model, vocabulary = ours("decoder")
+    expected = pictures.word_vectors(model, vocabulary, "bank", [RIVER])
+    vocabulary.eos_token = ""
+    assert None in vocabulary.all_special_ids
+    assert torch.equal(pictures.word_vectors(model, vocabulary, "bank", [RIVER]).contextual[0], expected.contextual[0])
+
+
 def test_a_word_in_pieces_is_their_mean_and_case_does_not_matter():
     model, vocabulary = ours("encoder")
     word = "bankriver"

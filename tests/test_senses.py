@@ -204,6 +204,13 @@ def test_the_command(model, tokenizer, tmp_path: Path, capsys: pytest.CaptureFix
         run(str(table(data, ["bank\ttrain\ta\t1\tthe bank"])))
 
 
+@pytest.mark.parametrize("name", ["None", "", "cpu:9", "meta", "cuda:99"])
+def test_a_device_that_is_not_here_is_named(name: str) -> None:
+    assert senses.open_device("cpu") == torch.device("cpu")
+    with pytest.raises(ValueError, match=f"--device {name}: not here; there is cpu"):
+        senses.open_device(name)
+
+
 @pytest.fixture
 def command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """`scratch-transformer senses FOLDER`, on sentences of its own: what it prints of an error."""

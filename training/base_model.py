@@ -11,6 +11,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from hf_scratch_transformer import ScratchConfig
 from hf_scratch_transformer.conversion import convert_from
 from hf_scratch_transformer.conversion.folders import native_task
+from hf_scratch_transformer.files import possible_path
 from hf_scratch_transformer.insight.plot import open_model
 from hf_scratch_transformer.insight.presets import PRESETS, read_config
 
@@ -20,7 +21,7 @@ SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_to
 
 def located(source: str) -> str:
     """A folder, with the home folder in its place, or an id on the Hub. Raises ValueError for what cannot be either."""
-    path = Path(source).expanduser()
+    path = Path(possible_path(source)).expanduser()
     if not source or source in PRESETS or path.is_file():
         raise ValueError(f"{source!r}: must be the folder of a saved model, or its id on the Hub")
     return str(path) if source.startswith("~") else source

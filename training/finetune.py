@@ -15,6 +15,7 @@ import sys
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import transformers
@@ -33,7 +34,7 @@ from transformers import (
 
 from hf_scratch_transformer import hub
 from hf_scratch_transformer.embedding import longest_input
-from hf_scratch_transformer.files import reading, replacing, write_text
+from hf_scratch_transformer.files import possible_path, reading, replacing, write_text
 from hf_scratch_transformer.insight import senses
 
 from . import metrics
@@ -59,6 +60,16 @@ class Task:
     def __post_init__(self) -> None:
         if not 0 < self.validation < 1:
             raise RecipeError(f"validation: {self.validation} must be above 0 and below 1")
+        check_paths(self, "model", "data", "model_card")
+
+
+def check_paths(entries: Any, *fields: str) -> None:
+    """Raises RecipeError, with the field's name, for what cannot be a path."""
+    for name in fields:
+        try:
+            possible_path(getattr(entries, name) or "")
+        except ValueError as error:
+            raise RecipeError(f"{name}: {error}") from error
 
 
 def main(argv: list[str]) -> int:
@@ -93,7 +104,10 @@ def parse(argv: list[str]) -> tuple[Task, TrainingArguments]:
     parser = HfArgumentParser((Task, TrainingArguments))
     *parsed, unknown = parser.parse_args_into_dataclasses([*words, *argv[1:]], return_remaining_strings=True)
     if unknown:
-        raise RecipeError(f"unknown: {' '.join(unknown)}")
+        several = [key for key, values in listed.items() if len(values) > 1 and {*map(str, values[1:])} & {*unknown}]
+        hint = f"; {', '.join(several)}: takes one value" if several else ""
+        raise RecipeError(f"unknown: {' '.join(unknown)}{hint}")
+    check_paths(parsed[1], "output_dir")
     if not 0 <= parsed[1].seed < 2**32:
         raise RecipeError(f"seed: must be a whole number, at least 0 and below {2**32}, got {parsed[1].seed}")
     if parsed[1].push_to_hub:

@@ -14,10 +14,11 @@ from typing import Annotated, Any, Literal
 
 import yaml
 from huggingface_hub.errors import StrictDataclassFieldValidationError
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 import hf_scratch_transformer  # noqa: F401  (registers the three families with the Auto classes)
+from hf_scratch_transformer.files import possible_path
 from hf_scratch_transformer.tokenization import LARGEST_VOCABULARY
 
 from .base_model import PATH, base_config, build_config
@@ -25,13 +26,14 @@ from .sections import RecipeError, Section, names, nearest, override, read_yaml,
 
 Names = tuple[str, ...]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
+PathText = Annotated[str, AfterValidator(possible_path)]
 Momentum = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Data(Section):
     """Where the corpus lies and how it becomes batches."""
 
-    path: str = Field(examples=["runs/grammar"], description="a Hub dataset id, a folder or a file")
+    path: PathText = Field(examples=["runs/grammar"], description="a Hub dataset id, a folder or a file")
     name: str | None = Field(None, description="configuration of the Hub dataset")
     revision: str | None = Field(None, description="of the Hub dataset: a branch, tag or commit")
     splits: dict[str, Names] = Field(
@@ -60,7 +62,9 @@ class Data(Section):
 class Tokenizer(Section):
     """The vocabulary: trained on the training split, or loaded from a folder or the Hub."""
 
-    path: str | None = Field(None, description="a folder or Hub id; null: that of model.path, or else one is trained")
+    path: PathText | None = Field(
+        None, description="a folder or Hub id; null: that of model.path, or else one is trained"
+    )
     algorithm: Literal["byte_bpe", "wordpiece", "char"] | None = Field(None, description="null: what suits the family")
     vocab_size: int = Field(
         8000, ge=2, lt=LARGEST_VOCABULARY, description="most tokens in all; a small corpus gives fewer"
@@ -170,7 +174,7 @@ class Recipe(Section):
     evaluation: Evaluation = Evaluation()
     checkpoints: Checkpoints = Checkpoints()
     seed: int = Field(1, ge=0, lt=2**32, description="of everything that is drawn at random")
-    output_dir: str = Field("", min_length=1, description="the run's folder; by default runs/<name of the recipe>")
+    output_dir: PathText = Field("", min_length=1, description="the run's folder; by default runs/<name of the recipe>")
     log_every: int = Field(10, ge=1, description="steps between lines of the log")
     trackers: tuple[Literal["tensorboard", "trackio"], ...] = Field((), description="where the log is shown as well")
     resume: bool = Field(False, description="continue from the newest complete checkpoint of output_dir")
@@ -180,7 +184,7 @@ class Recipe(Section):
     license: str | None = Field(
         None, min_length=1, description="of the weights, as the Hub names it, for the model card; null: none is claimed"
     )
-    model_card: str | None = Field(
+    model_card: PathText | None = Field(
         None, description="folder that receives the card, its picture and the run's records, without weights"
     )
 

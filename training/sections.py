@@ -226,7 +226,7 @@ def _words(kind: Any, limits: Iterable[Any] = ()) -> str:
     """A type for the reader: `a number, at least 0 and below 1`."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        return _words(inner[0], [limit for each in inner[1:] for limit in each.metadata])
+        return _words(inner[0], [limit for each in inner[1:] for limit in getattr(each, "metadata", ())])
     if NoneType in inner:
         return f"{_words(inner[0], limits)}, or null"
     if origin is Literal:

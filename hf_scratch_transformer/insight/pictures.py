@@ -324,7 +324,8 @@ def word_vectors(
         learned.append(table[pieces[-1]].mean(0))
         contextual.append(states[at].mean(0))
     directions = F.normalize(table[: len(tokenizer)], dim=-1)
-    left_out = torch.cat([*pieces, torch.tensor(tokenizer.all_special_ids, dtype=torch.long)]).unique()
+    special = [id_ for id_ in tokenizer.all_special_ids if id_ is not None]  # one that its vocabulary lacks has none
+    left_out = torch.cat([*pieces, torch.tensor(special, dtype=torch.long)]).unique()
     left_out = left_out[left_out < len(directions)]
 
     def nearest(vector: Tensor) -> dict[str, Tensor]:

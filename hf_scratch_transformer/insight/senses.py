@@ -13,6 +13,7 @@ import json
 import statistics
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -242,13 +243,26 @@ def add_commands(subparsers: Any) -> None:
     parser.set_defaults(run=run)
 
 
+def open_device(name: str) -> torch.device:
+    """The device of a name, `cuda:1` for one. Raises ValueError if there is none here."""
+    present = {"cpu": 1}
+    if (accelerator := torch.accelerator.current_accelerator(check_available=True)) is not None:
+        present[accelerator.type] = torch.accelerator.device_count()
+    with suppress(RuntimeError):  # of a name that torch does not know
+        device = torch.device(name)
+        if (device.index or 0) < present.get(device.type, 0):
+            return device
+    raise ValueError(f"--device {name}: not here; there is {', '.join(present)}")
+
+
 def run(arguments: argparse.Namespace) -> None:
     if arguments.last_layers < 1:
         raise ValueError(f"--last-layers {arguments.last_layers} must be at least 1")
+    device = open_device(arguments.device)
     words = read(arguments.data)
     trust = {"trust_remote_code": arguments.trust_remote_code}
     tokenizer = open_tokenizer(arguments.model, **trust)
-    model = open_model(arguments.model, AutoModel, attention=None, **trust).to(arguments.device)
+    model = open_model(arguments.model, AutoModel, attention=None, **trust).to(device)
     options = {"last_layers": arguments.last_layers, "special_tokens": not arguments.no_special_tokens}
     scores = {}
     for word, examples in tqdm(words.items(), unit="word", disable=arguments.json):
