@@ -103,12 +103,17 @@ def test_malformed_rows_are_counted_and_skipped_or_refused(tmp_path):
         )
 
 
-@pytest.mark.parametrize("name", ["text.txt", "text.csv"])
+@pytest.mark.parametrize("name", ["text.txt", "text.csv", "text.jsonl"])
 def test_only_bytes_that_cannot_be_decoded_are_broken(name, tmp_path):
     """U+FFFD is a character like others, with which many a converted text is strewn."""
     recipe = resolved(tmp_path, "--data.splits.train", name, objective="causal_lm")
-    header = b"text\n" if name.endswith("csv") else b""
-    (tmp_path / "corpus" / name).write_bytes(header + "a \ufffd b\n".encode() + b"thr\xffee\n")
+    lines = ["a \ufffd b".encode(), b"thr\xffee"]
+    match name:
+        case "text.csv":
+            lines = [b"text", *lines]
+        case "text.jsonl":
+            lines = [b'{"text": "' + line + b'"}' for line in lines]
+    (tmp_path / "corpus" / name).write_bytes(b"\n".join(lines) + b"\n")
     corpus = load(recipe, "train", characters, keep_texts=True)
     assert corpus.texts["text"] == ["a \ufffd b"] and corpus.refused == Counter({"broken UTF-8": 1})
 
