@@ -155,9 +155,7 @@ def _local(files: Mapping[str, Path], data: Data, skip: int) -> Iterator[Columns
 def _stream(builder: str, file: Path, sample_by: str, skip: int) -> Iterator[Columns]:
     options: dict[str, Any] = {} if builder == "parquet" else {"encoding_errors": __name__}
     if builder == "json":
-        options["encoding"] = (
-            "utf8"  # by another name than "utf-8", of which it decodes nothing and passes on what is broken
-        )
+        options["encoding"] = "utf8"  # what is called "utf-8" it does not decode, and so finds nothing broken
     if builder == "text":
         options["sample_by"] = sample_by
     if file.suffix == ".tsv":
