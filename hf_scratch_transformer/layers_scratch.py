@@ -184,6 +184,9 @@ class ScratchAttention(nn.Module):
             return self.keys_and_values(states)
         cache = past_key_values.cross_attention_cache
         if not past_key_values.is_updated.get(self.layer_idx):
+            slots = cache.get_max_length(self.layer_idx)
+            if slots not in (-1, states.shape[1]):  # those of a static cache that stay empty would be read as tokens
+                raise ValueError(f"past_key_values: cross-attention has max_cache_len={slots}, not {states.shape[1]}")
             past_key_values.is_updated[self.layer_idx] = True
             return cache.update(*self.keys_and_values(states), self.layer_idx)
         return cache.layers[self.layer_idx].keys, cache.layers[self.layer_idx].values

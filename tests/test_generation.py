@@ -487,6 +487,17 @@ def test_more_tokens_than_a_static_cache_holds_are_refused(model_class: type[Pre
         torch.testing.assert_close(got, model(ids, use_cache=False).logits, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("slots", [4, 9])
+@torch.no_grad()
+def test_a_static_cache_holds_a_source_of_its_length_only(slots: int) -> None:
+    """Of a longer one the empty slots were read as tokens, in silence; a shorter one was an IndexError."""
+    model = tiny.model(ScratchSeq2SeqForConditionalGeneration).eval()
+    own, cross = (StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=n) for n in (12, slots))
+    source, target = tiny.tokens(40, 2, 6), tiny.tokens(40, 2, 3)
+    with pytest.raises(ValueError, match=f"past_key_values: cross-attention has max_cache_len={slots}, not 6"):
+        model(source, decoder_input_ids=target, past_key_values=EncoderDecoderCache(own, cross))
+
+
 # Encoder-decoders whose two sides differ
 
 
