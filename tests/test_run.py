@@ -121,6 +121,12 @@ def test_the_state_that_version_0_1_wrote_is_read_by_its_names():
     assert State.read(vars(State(step=3, best_score=1.0))) == State(step=3, best_score=1.0)
 
 
+@pytest.mark.parametrize("record", [{"targets": "many"}, {"step": None}, {"last_done": []}, {"steps": 3}])
+def test_a_state_of_other_types_or_names_is_refused(record):
+    with pytest.raises(ValueError, match=next(iter(record))):
+        State.read(record)
+
+
 def test_a_run_of_version_0_1_is_resumed_as_if_it_had_never_stopped(tmp_path):
     """Its checkpoint has the same files, and other names in the state, all of which the rest of this run depends on."""
     recipe = tiny_runs.write_recipe(

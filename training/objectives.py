@@ -96,7 +96,9 @@ class Translation(Objective):
     def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> None:
         super().__init__(recipe, tokenizer)
         if tokenizer.eos_token_id is None or tokenizer.pad_token_id is None:
-            raise RecipeError("tokenizer: a translator needs an end-of-sentence and a padding token")
+            raise RecipeError(
+                f"tokenizer: {tokenizer.name_or_path}: a translator needs an end-of-sentence and a padding token"
+            )
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         return self.tokenizer(texts, return_attention_mask=False)["input_ids"]
@@ -257,7 +259,7 @@ class MaskedLM(_Windows):
     def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> None:
         super().__init__(recipe, tokenizer)
         if tokenizer.mask_token_id is None:
-            raise RecipeError("tokenizer: masked language modelling needs a mask token")
+            raise RecipeError(f"tokenizer: {tokenizer.name_or_path}: masked language modelling needs a mask token")
         pieces = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
         self.special = np.isin(np.arange(len(pieces)), tokenizer.all_special_ids)
         byte_level = any(piece.startswith("Ġ") for piece in pieces)

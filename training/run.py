@@ -23,6 +23,7 @@ from accelerate.utils import (
     broadcast_object_list,
     set_seed,
 )
+from pydantic import ConfigDict, TypeAdapter
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -77,10 +78,15 @@ class State:
     skipped_in_row: int = 0  # of them, the last ones
     unmeasured: bool = False  # whether an evaluation is due that a signal forestalled
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> "State":
-        """From the entries of a checkpoint, whose names may be those of version 0.1."""
-        return cls(**{RENAMED.get(name, name): value for name, value in record.items()})
+        """From the entries of a checkpoint, whose names may be those of version 0.1.
+
+        Raises ValueError for an entry that no state has, or of another type.
+        """
+        return TypeAdapter(cls).validate_python({RENAMED.get(name, name): value for name, value in record.items()})
 
 
 RENAMED = {

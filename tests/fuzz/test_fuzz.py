@@ -170,7 +170,7 @@ def command_words(draw: Any) -> tuple[list[str], list[str]]:
     others = ["absent", "empty", "senses.tsv", "metrics.jsonl", "out.png", "new", "gpt-2", "no/such", "", "."]
     if command == ("serve",):
         places = []  # nothing that it would go on serving
-    given, names = list(command), list(command)
+    given, names = list(command), [*command, *(["port"] if command == ("serve",) else [])]  # which may be taken
     for action in parsers()[command]._actions:
         if isinstance(action, argparse._HelpAction):
             continue
@@ -362,6 +362,7 @@ def test_one_line_of_ten_megabytes(tally, objective, algorithm):
         (place / "recipe.yaml").write_text(yaml.safe_dump(recipe(objective)))
         shutil.copytree(sources() / "recipes" / "corpus", place / "corpus")
         (place / "corpus" / "train.en").write_bytes(b"one two three " * 750_000)
+        (place / "corpus" / "train.de").write_bytes(b"eins zwei drei")
         words = ["recipe.yaml", "--optimisation.max_steps=1", f"--tokenizer.algorithm={algorithm}"]
         tally.run(training.main, words, ["train", "corpus"], owned="run")
 
@@ -389,7 +390,7 @@ def checkpoint_cases(draw: Any) -> tuple[str, str, bytes | None, bool, list[str]
     run = finished(objective) / "run"
     file = draw(st.sampled_from(sorted(p.relative_to(run).as_posix() for p in run.rglob("*") if p.is_file())))
     file = draw(st.sampled_from([file] + [f"checkpoints/step-00000002/{n}.json" for n in ("state", "manifest")]))
-    content, names = (run / file).read_bytes(), [file, Path(file).name, Path(file).stem, "step-00000002", "output_dir"]
+    content, names = (run / file).read_bytes(), [*Path(file).parts, Path(file).stem, "step-00000002", "output_dir"]
     match draw(st.sampled_from(["tree", "tree", "damage", "absent", "foreign"])):
         case "tree" if file.endswith(".json"):
             tree, more = draw(changed(json.loads(content)))
