@@ -42,6 +42,8 @@ ScratchPreTrainedModel.known_arguments.update(LOSS_KWARGS, ["shift_labels"])
 def take_loss_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
     """Take them out of the arguments of a forward; what is left is the backbone's."""
     taken = {name: kwargs.pop(name) for name in LOSS_KWARGS if name in kwargs}  # torch 2.11 traces no `&` of sets
+    if not 0 <= taken.get("label_smoothing", 0.0) < 1:
+        raise ValueError(f"label_smoothing={taken['label_smoothing']} must be at least 0 and below 1")
     if taken.get("loss_only"):
         kwargs.setdefault("unpad_inputs", True)
     return taken
@@ -82,7 +84,7 @@ class ScratchLanguageModel(ScratchPreTrainedModel):
         """The backbone's outputs, with logits and loss in the place of its last hidden states."""
         hidden_states = outputs.last_hidden_state
         if targets is not None:
-            targets = leave_out_padding(targets, attention_mask, outputs.get("past_key_values")).long()
+            targets = leave_out_padding(targets, attention_mask, outputs.get("past_key_values")).long().contiguous()
         if not isinstance(logits_to_keep, int) or logits_to_keep:
             kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
             hidden_states, targets = hidden_states[:, kept], None if targets is None else targets[:, kept].contiguous()

@@ -21,8 +21,11 @@ def store(folder, **spec):
     return checkpoints.Store(folder, Checkpoints(**spec))
 
 
-def save(where, step, score=None):
-    where.save(step, {"model.safetensors": {"weight": torch.full((4, 4), float(step))}}, {"step": step, "score": score})
+def save(where, step, score=None, **state):
+    files = {
+        name: {"weight": torch.full((4, 4), float(step))} for name in ("model.safetensors", "optimizer.safetensors")
+    }
+    where.save(step, files, {"step": step, "score": score, **state})
 
 
 def names(where):
@@ -39,6 +42,25 @@ def test_the_last_and_the_best_are_kept(tmp_path):
     assert newest.name == "step-00000005" and not damaged
     assert checkpoints.read_state(newest)["step"] == 5
     assert checkpoints.read_tensors(newest, "model.safetensors")["weight"][0, 0] == 5
+
+
+def test_what_a_signal_left_does_not_count_among_the_last(tmp_path):
+    """It took the place of a checkpoint that a run without interruptions has, and changed the mean of the last."""
+    where = store(tmp_path, keep_last=3, keep_best=0)
+    for step, expected in {4: [4], 8: [8, 4], 10: [10, 8, 4], 12: [12, 8, 4], 14: [14, 12, 8]}.items():
+        save(where, step, by_signal=step == 10)
+        assert [int(path.name[5:]) for path in where.scheduled()] == expected
+    assert names(where) == ["step-00000008", "step-00000012", "step-00000014"]
+
+
+@pytest.mark.parametrize("content", ["{}", "[]"])
+def test_a_manifest_that_lists_nothing_verifies_nothing(content, tmp_path):
+    recipe = tiny_runs.write_recipe(tmp_path, "causal_lm")
+    assert tiny_runs.run(recipe, tmp_path / "run") == 0
+    folder = tmp_path / "run" / "checkpoints" / "step-00000012"
+    (folder / "manifest.json").write_text(content, encoding="utf-8")
+    with pytest.raises(checkpoints.CheckpointError, match="model.safetensors is damaged"):
+        checkpoints.verify(folder)
 
 
 @pytest.mark.parametrize("damage", ["flipped bit", "truncated", "missing file", "no manifest"])

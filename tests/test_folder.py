@@ -93,6 +93,53 @@ def test_what_the_recipe_names_is_not_in_the_way_of_its_run(way, recipe, tmp_pat
         assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.parametrize("named", ["the recipe", "data", "tokenizer.path", "model.path", "through a link"])
+def test_what_a_link_or_a_stem_leads_to_is_not_replaced_either(named, recipe, tmp_path, capsys):
+    output = tmp_path / "run"
+    assert tiny_runs.run(recipe, output) == 0
+    (tmp_path / "link").symlink_to(output / {"tokenizer.path": "tokenizer", "model.path": "model"}.get(named, "."))
+    where, words = output, []
+    match named:
+        case "the recipe":
+            recipe = tmp_path / "link" / "recipe.yaml"
+        case "data":  # by its stem
+            (output / "test_outputs.txt").write_text("one two\n", encoding="utf-8")
+            words = ["--objective", "causal_lm", "--data.columns", '{"text": "text"}', "--data.path", output]
+            words += ["--data.splits", '{"train": "test_outputs[:50%]", "validation": "test_outputs[50%:]"}']
+            words += ["--data.sample_by=document", "--data.window=16", "--model", '{"model_type": "scratch_decoder"}']
+        case "through a link":
+            named, where, recipe = "the recipe", tmp_path / "link", output / "recipe.yaml"
+        case _:
+            words = [f"--{named}", tmp_path / "link"]
+    before = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
+    assert tiny_runs.run(recipe, where, *map(str, words), "--overwrite") == 2
+    assert f"training: {named}: " in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == before
+
+
+def test_a_card_replaces_a_card_and_nothing_else(recipe, tmp_path, capsys):
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "README.md").write_text("mine", encoding="utf-8")
+    for folder, said in (
+        (theirs, "holds README.md of no card"),
+        (tmp_path, "holds recipe.yaml of no card"),
+        (recipe, "is a file"),
+        (tmp_path / "run", "is output_dir"),
+    ):
+        assert tiny_runs.run(recipe, tmp_path / "run", "--model_card", str(folder)) == 2
+        assert f"training: model_card: {folder} {said}" in capsys.readouterr().err
+    assert (theirs / "README.md").read_text(encoding="utf-8") == "mine" and not (tmp_path / "run").exists()
+    for _ in range(2):
+        assert tiny_runs.run(recipe, tmp_path / "run", "--model_card", str(tmp_path / "card"), "--overwrite") == 0
+
+
+def test_a_home_folder_is_that_of_the_user(recipe, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert main([str(recipe), "--output_dir=~/run"]) == 0
+    assert (tmp_path / "home" / "run" / "model").is_dir()
+
+
 @pytest.mark.parametrize("path", ["a\0b", "~nobody-of-this-name/x", "x" * 300])
 @pytest.mark.parametrize("field", ["data.path", "tokenizer.path", "model.path", "output_dir"])
 def test_what_cannot_be_a_path_is_named(field, path, recipe, tmp_path, capsys, monkeypatch):

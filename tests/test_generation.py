@@ -487,6 +487,19 @@ def test_more_tokens_than_a_static_cache_holds_are_refused(model_class: type[Pre
         torch.testing.assert_close(got, model(ids, use_cache=False).logits, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("columns", [3, 6])
+@pytest.mark.parametrize("model_class", GENERATORS, ids=tiny.family)
+@torch.no_grad()
+def test_a_mask_covers_what_is_in_the_cache(model_class: type[PreTrainedModel], columns: int) -> None:
+    """One of the new tokens alone was taken for one of the first, in silence."""
+    model = tiny.model(model_class).eval()
+    source = {"input_ids": tiny.tokens(40, 2, 4)} if model.config.is_encoder_decoder else {}
+    ids, mask = ("decoder_input_ids", "decoder_attention_mask") if source else ("input_ids", "attention_mask")
+    cache = model(**source, **{ids: tiny.tokens(40, 2, 5)}, use_cache=True).past_key_values
+    with pytest.raises(ValueError, match=rf"attention_mask of shape \(2, {columns}\) does not fit"):
+        model(**source, **{ids: tiny.tokens(40, 2, 3), mask: torch.ones(2, columns).long()}, past_key_values=cache)
+
+
 @pytest.mark.parametrize("slots", [4, 9])
 @torch.no_grad()
 def test_a_static_cache_holds_a_source_of_its_length_only(slots: int) -> None:

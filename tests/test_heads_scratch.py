@@ -349,6 +349,22 @@ def test_labels_of_tokens_are_integers_of_any_size_and_of_two_dimensions(head, l
         model(**inputs, labels=labels[..., None], loss_only=loss_only)
 
 
+@pytest.mark.parametrize("head", tiny.LANGUAGE_MODELS, ids=tiny.family)
+@pytest.mark.parametrize("loss_only", [False, True])
+def test_label_smoothing_is_a_share_and_labels_may_be_a_view(head, loss_only):
+    """Each path had an answer of its own, or an error."""
+    model = tiny.model(head)
+    inputs = tiny.inputs(model)
+    labels = tiny.labels(model, inputs)["labels"]
+    view = torch.cat([labels[:, :1], labels], dim=1)[:, 1:]
+    assert not view.is_contiguous()
+    losses = [model(**inputs, labels=each, loss_only=loss_only).loss for each in (labels, view)]
+    assert torch.equal(*losses)
+    for share in (-0.2, 1.0, 1.5):
+        with tiny.no_multiplication(), pytest.raises(ValueError, match=f"label_smoothing={share} must be at least 0"):
+            model(**inputs, labels=labels, loss_only=loss_only, label_smoothing=share)
+
+
 def test_a_target_for_another_number_of_sources_is_refused_before_any_matrix_is_multiplied():
     model = tiny.model(TRANSLATOR)
     inputs = tiny.inputs(model)

@@ -121,7 +121,9 @@ def test_the_state_that_version_0_1_wrote_is_read_by_its_names():
     assert State.read(vars(State(step=3, best_score=1.0))) == State(step=3, best_score=1.0)
 
 
-@pytest.mark.parametrize("record", [{"targets": "many"}, {"step": None}, {"last_done": []}, {"steps": 3}])
+@pytest.mark.parametrize(
+    "record", [{"targets": "many"}, {"step": None}, {"last_done": []}, {"steps": 3}, {"batch": -1}, {"seconds": "NaN"}]
+)
 def test_a_state_of_other_types_or_names_is_refused(record):
     with pytest.raises(ValueError, match=next(iter(record))):
         State.read(record)
@@ -191,6 +193,16 @@ def test_nothing_is_written_before_all_checks_have_passed(recipe, tmp_path, monk
 def contents(folder):
     """Every file by its path, and when it was written."""
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize("content", ['{"event": "train"}\n{}\n', "not JSON\n{}", b"\xff\xfe"])
+def test_a_log_that_cannot_be_read_stops_a_resumed_run_before_it_writes(content, recipe, tmp_path, capsys):
+    assert tiny_runs.run(recipe, tmp_path / "run", "--optimisation.max_steps=4") == 0
+    (tmp_path / "run" / "metrics.jsonl").write_bytes(content if isinstance(content, bytes) else content.encode())
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert tiny_runs.run(recipe, tmp_path / "run", "--optimisation.max_steps=6", "--resume") == 2
+    assert "metrics.jsonl is no log of a run" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
 
 
 def test_a_run_that_is_finished_is_not_trained_on(tmp_path, capsys):

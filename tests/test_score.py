@@ -84,6 +84,15 @@ def test_a_native_model_is_measured_on_a_file(native, tmp_path, capsys):
         assert found["loss"] == f"{model(**batch).loss.item():.4g}"
 
 
+@pytest.mark.parametrize("content", ["[]", "{bad"])
+def test_generation_settings_that_cannot_be_read_are_named(native, content, tmp_path, capsys):
+    (tmp_path / "native" / "generation_config.json").write_text(content, encoding="utf-8")
+    (tmp_path / "text").write_text("one two\n", encoding="utf-8")
+    columns = [] if native[0] != "translation" else ["--data.columns", '{"source": "text", "target": "text"}']
+    assert main(["evaluate", str(tmp_path / "native"), "--data", str(tmp_path / "text"), *columns]) == 2
+    assert "generation_config.json" in capsys.readouterr().err
+
+
 def test_what_cannot_be_measured_is_one_line_with_code_2(native, tmp_path, capsys):
     objective, model, _ = native
     (tmp_path / "headless").mkdir()

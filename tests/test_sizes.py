@@ -166,6 +166,7 @@ def test_a_report_is_json():
         ("gpt-2", {"length": 1025}, "length=1025 is longer than max_position_embeddings=1024"),
         ("gpt-2", {"length": 0}, "length=0 must be at least 1"),
         ("gpt-2", {"batch": -1}, "batch=-1 must be at least 1"),
+        ("gpt-2", {"batch": 10**20}, "must be at least 1 and below 2.*31"),
         ("gpt-2", {"source_length": 5}, "source_length=5: scratch_decoder has no source"),
         ("gpt-2", {"optimizer": "sgd"}, "optimizer='sgd' must be one of adamw, muon"),
         ("gpt-2", {"dtype": "int8"}, "dtype='int8' must be a floating-point type"),

@@ -11,7 +11,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from hf_scratch_transformer.files import reading, replacing
 from . import recipe, sharding
 
 MANIFEST = "manifest.json"
+FILES = ("model.safetensors", "optimizer.safetensors", "state.json")  # that every checkpoint has
 
 
 class CheckpointError(RuntimeError):
@@ -74,6 +75,13 @@ class Store:
         keys = {path: (int(match[1]), match[2] is None) for path, match in found.items() if match}
         return sorted(keys, key=lambda path: keys[path], reverse=True)
 
+    def scheduled(self) -> list[Path]:
+        """The newest, and before it those that a run without interruptions has, too; newest first."""
+        by_step: dict[str, Path] = {}
+        for path in self.complete():
+            by_step.setdefault(path.name.split("-")[1], path)
+        return [path for rank, path in enumerate(by_step.values()) if rank == 0 or not _was_by_signal(path)]
+
     def by_score(self) -> list[Path]:
         """Checkpoints that have an evaluation, best first; one whose state cannot be read is set aside."""
         scores: dict[Path, float] = {}
@@ -113,12 +121,19 @@ class Store:
             shutil.rmtree(path)
 
     def _prune(self) -> None:
-        kept = {*self.complete()[: self.spec.keep_last], *self.by_score()[: self.spec.keep_best]}
+        kept = {*self.scheduled()[: self.spec.keep_last], *self.by_score()[: self.spec.keep_best]}
         for path in self.complete():
             if path not in kept:
                 # Out of sight first: a kill while deleting must not leave something that looks complete.
                 path = path.rename(path.with_name(f".{path.name}"))
                 shutil.rmtree(path)
+
+
+def _was_by_signal(folder: Path) -> bool:
+    """Whether a checkpoint is there only since the run was stopped; whether it can be used is seen when it is."""
+    with suppress(CheckpointError):
+        return bool(read_state(folder).get("by_signal"))
+    return False
 
 
 def verify(folder: Path) -> None:
@@ -127,7 +142,7 @@ def verify(folder: Path) -> None:
         sums = dict(json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"{folder}: no readable {MANIFEST}") from error
-    for name, expected in sums.items():
+    for name, expected in {**dict.fromkeys(FILES), **sums}.items():
         if not (folder / name).is_file():
             raise CheckpointError(f"{folder}: {name} is missing")
         if _sha256(folder / name) != expected:

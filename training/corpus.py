@@ -11,6 +11,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -81,6 +82,15 @@ def check_splits(data: Data) -> None:
                 f"data.splits: train and {role} are both of {', '.join(sorted(shared))}: name parts of it that do not "
                 "overlap, name[:90%] and name[90%:]"
             )
+
+
+def local_files(data: Data) -> list[Path]:
+    """The files that the splits are read from, as far as they are there and not of the Hub."""
+    found: list[Path] = []
+    for role in data.splits if Path(data.path).expanduser().exists() else ():
+        with suppress(RecipeError):  # of a split that is not there: `check_splits` says so
+            found += map(Path, _find(data, role).texts)
+    return found
 
 
 class _Source(NamedTuple):

@@ -124,6 +124,8 @@ def finetune(task: Task, arguments: TrainingArguments, source: Path) -> None:
         raise RecipeError(f"output_dir: {folder} holds a finished run")
     named = {"the recipe": source, "model": Path(task.model), "data": Path(task.data)}
     check(folder, named.items(), resume=False, overwrite=True)  # of what a run wrote that was not finished
+    if task.model_card is not None:
+        metrics.check_card(Path(task.model_card), source, folder)
     words = senses.read(task.data)
     names = sorted({f"{word}/{sense}" for word, some in words.items() for _, sense in some.train})
     label_of = {name: label for label, name in enumerate(names)}

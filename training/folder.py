@@ -118,5 +118,5 @@ def commit() -> str | None:
 
 
 def _spellings(path: Path) -> set[Path]:
-    """Where a path leads, as it is written and with the links before its last part followed."""
-    return {Path(os.path.abspath(path)), path.parent.resolve() / path.name}
+    """Where a path leads: as it is written, with the links before its last part followed, and with that one too."""
+    return {Path(os.path.abspath(path)), path.parent.resolve() / path.name, path.resolve()}

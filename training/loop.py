@@ -78,8 +78,9 @@ def _settle(run: Run, bar: ProgressBar, stop: int) -> bool:
             score = evaluation.judge(run, values)
             _log_evaluation(run, bar, values)
             over = bool(run.finished())
-    if _is_due(run, "checkpoint", recipe.checkpoints) or score is not None or over or stop:
-        save(run, score)
+    is_due = _is_due(run, "checkpoint", recipe.checkpoints) or score is not None or over
+    if is_due or stop:
+        save(run, score, by_signal=not is_due)
     if stop:
         raise Interrupted(stop)
     return over

@@ -1,6 +1,7 @@
 """What a run reports: lines of JSON, a bar on the terminal, scores of translations, a picture of the curves."""
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -18,6 +19,8 @@ from tqdm import tqdm
 from hf_scratch_transformer.files import write_text
 from hf_scratch_transformer.insight.records import read_metrics
 
+from .sections import RecipeError
+
 ANY_GROUP = "any group"
 
 
@@ -27,10 +30,16 @@ class Log:
     def __init__(self, path: Path) -> None:
         self.path = path
 
+    def until(self, step: int) -> list[dict[str, Any]]:
+        """What was measured up to a step, but for the test. Raises RecipeError when the log cannot be read."""
+        try:
+            return [line for line in read(self.path) if line["step"] <= step and line["event"] != "test"]
+        except (ValueError, OSError, KeyError, TypeError) as error:
+            raise RecipeError(f"output_dir: {self.path} is no log of a run: {error}") from error
+
     def truncate(self, step: int) -> None:
         """Forget what was measured after a step: it will be done again."""
-        lines = [line for line in read(self.path) if line["step"] <= step and line["event"] != "test"]
-        write_text(self.path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+        write_text(self.path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in self.until(step)))
 
     def write(self, event: str, **values: Any) -> None:
         """Add `{"event": event, **values}`."""
@@ -119,6 +128,21 @@ def draw(lines: Sequence[dict[str, Any]], path: Path) -> None:
     from hf_scratch_transformer.insight.pictures import curves, save  # matplotlib is loaded once there is a picture
 
     save(curves({path.parent.name: lines}), path)
+
+
+CARD = ("README.md", "curves.png", "metrics.jsonl", "recipe.yaml", "environment.json")
+
+
+def check_card(folder: Path, source: Path, run: Path) -> None:
+    """Whether the card of a run, whose recipe is in the file `source`, may be written into a folder: a new one, or that
+    of an earlier card. Raises RecipeError otherwise."""
+    if folder.exists() and not folder.is_dir():
+        raise RecipeError(f"model_card: {folder} is a file; give a folder")
+    if folder.resolve() == run.resolve():
+        raise RecipeError(f"model_card: {folder} is output_dir; give another folder")
+    present = [name for name in CARD if os.path.lexists(folder / name)]
+    if present and ("metrics.jsonl" not in present or source.resolve() in {(folder / name).resolve() for name in CARD}):
+        raise RecipeError(f"model_card: {folder} holds {', '.join(present)} of no card, which it would replace")
 
 
 def copy_card(run: Path, folder: Path) -> None:

@@ -6,6 +6,7 @@ All problems are reported in a single `RecipeError`, so that a recipe with three
 import contextlib
 import dataclasses
 import importlib.util
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -14,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 import yaml
 from huggingface_hub.errors import StrictDataclassFieldValidationError
+from huggingface_hub.utils import validate_repo_id
 from pydantic import AfterValidator, Field
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
@@ -27,6 +29,17 @@ from .sections import RecipeError, Section, names, nearest, override, read_yaml,
 Names = tuple[str, ...]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 PathText = Annotated[str, AfterValidator(possible_path)]
+HomePathText = Annotated[PathText, AfterValidator(os.path.expanduser)]
+
+
+def _repository_id(text: str) -> str:
+    validate_repo_id(text)
+    return text
+
+
+RepositoryId = Annotated[str, AfterValidator(_repository_id)]
+
+
 Momentum = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -174,13 +187,15 @@ class Recipe(Section):
     evaluation: Evaluation = Evaluation()
     checkpoints: Checkpoints = Checkpoints()
     seed: int = Field(1, ge=0, lt=2**32, description="of everything that is drawn at random")
-    output_dir: PathText = Field("", min_length=1, description="the run's folder; by default runs/<name of the recipe>")
+    output_dir: HomePathText = Field(
+        "", min_length=1, description="the run's folder; by default runs/<name of the recipe>"
+    )
     log_every: int = Field(10, ge=1, description="steps between lines of the log")
     trackers: tuple[Literal["tensorboard", "trackio"], ...] = Field((), description="where the log is shown as well")
     resume: bool = Field(False, description="continue from the newest complete checkpoint of output_dir")
     force: bool = Field(False, description="resume although the recipe, vocabulary or corpus has changed")
     overwrite: bool = Field(False, description="replace the run that output_dir holds")
-    push_to_hub: str | None = Field(None, description="repository that receives the finished model folder")
+    push_to_hub: RepositoryId | None = Field(None, description="repository that receives the finished model folder")
     license: str | None = Field(
         None, min_length=1, description="of the weights, as the Hub names it, for the model card; null: none is claimed"
     )

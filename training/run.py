@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from accelerate import Accelerator
@@ -23,7 +23,7 @@ from accelerate.utils import (
     broadcast_object_list,
     set_seed,
 )
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -55,18 +55,21 @@ class Interrupted(Exception):
         self.number = number
 
 
+Count = Annotated[int, Field(ge=0)]
+
+
 @dataclass
 class State:
     """How far a run is: everything, beside weights and optimisers, that the next step depends on."""
 
-    step: int = 0  # optimiser steps done
-    epoch: int = 0
-    part: int = 0  # of the epoch, when the corpus is streamed
-    batch: int = 0  # batches of the part that are used up
-    seconds: float = 0.0  # of wall clock, over all the processes that worked on the run
-    targets: int = 0  # tokens predicted
+    step: Count = 0  # optimiser steps done
+    epoch: Count = 0
+    part: Count = 0  # of the epoch, when the corpus is streamed
+    batch: Count = 0  # batches of the part that are used up
+    seconds: Annotated[float, Field(ge=0)] = 0.0  # of wall clock, over all the processes that worked on the run
+    targets: Count = 0  # tokens predicted
     window_loss_sum: float = 0.0  # nats since the last line of the log
-    window_targets: int = 0
+    window_targets: Count = 0
     window_start: float = 0.0
     best_score: float | None = None  # best evaluation so far, lower is better
     bad_evals: int = 0  # evaluations since then
@@ -230,11 +233,13 @@ def open_run(recipe: Recipe, accelerator: Accelerator, source: Path) -> Run:
         torch.set_float32_matmul_precision("high")
     where = Path(recipe.output_dir)
     if accelerator.is_main_process:
-        data = [Path(recipe.data.path, name) for names in recipe.data.splits.values() for name in names]
-        named = [("the recipe", source), ("data", Path(recipe.data.path)), *(("data", path) for path in data)]
+        named = [("the recipe", source), ("data", Path(recipe.data.path))]
+        named += [("data", path) for path in corpus.local_files(recipe.data)]
         models = {"tokenizer.path": recipe.tokenizer.path, f"model.{PATH}": recipe.model.get(PATH)}
         named += [(name, Path(path)) for name, path in models.items() if path]
         folder.check(where, named, resume=recipe.resume, overwrite=recipe.overwrite)
+        if recipe.model_card is not None:
+            metrics.check_card(Path(recipe.model_card), source, where)
     corpus.check_splits(recipe.data)
     tokenizer = open_tokenizer(recipe, where, accelerator)
     objective = OBJECTIVES[recipe.objective](recipe, tokenizer)
@@ -242,6 +247,7 @@ def open_run(recipe: Recipe, accelerator: Accelerator, source: Path) -> Run:
     if recipe.resume:
         resume(run)
     if run.is_main:
+        run.log.until(run.state.step)  # which must be readable
         begin(run)
     accelerator.wait_for_everyone()
     return run
@@ -357,7 +363,7 @@ def build_model(recipe: Recipe, accelerator: Accelerator, objective: Objective) 
             if len(tokenizer) > config.vocab_size:
                 model.resize_token_embeddings(len(tokenizer))
         check_tokenizer(tokenizer, model.config)
-    except ValueError as error:
+    except (ValueError, RuntimeError, MemoryError) as error:  # torch has no other for a size that is not to be had
         raise RecipeError(f"model{'' if base is None else f'.{PATH}'}, tokenizer: {error}") from error
     if slow_fused:
         model.set_attn_implementation("eager")
@@ -402,8 +408,12 @@ def check_weights(model: torch.nn.Module, step: int) -> None:
         )
 
 
-def save(run: Run, score: float | None = None) -> None:
+def save(run: Run, score: float | None = None, by_signal: bool = False) -> None:
     """Write a checkpoint of the run; all processes call it, the main one writes.
+
+    Args:
+        score: of the evaluation at this step; lower is better.
+        by_signal: whether a run that nobody stops has no checkpoint here.
 
     Raises TrainingError, with nothing written, when weights are not finite.
     """
@@ -423,6 +433,7 @@ def save(run: Run, score: float | None = None) -> None:
         # By now evaluations have been timed by a later clock than the step.
         elapsed = {"seconds": max(state.seconds, run.clock())}
         record = {"state": dataclasses.asdict(state) | elapsed, "identity": run.identity, "score": score}
+        record["by_signal"] = by_signal
         run.store.save(state.step, files, record, "-unmeasured" if state.unmeasured else "")
     run.accelerator.wait_for_everyone()
 
@@ -498,7 +509,7 @@ def finish(run: Run) -> None:
         raise TrainingError(f"the gradient of none of the {run.state.step} steps was finite: nothing was learned")
     if choice in ("best", "mean"):
         count = 1 if choice == "best" else spec.mean_of
-        found, damaged = choose(run, run.store.by_score if choice == "best" else run.store.complete, count)
+        found, damaged = choose(run, run.store.by_score if choice == "best" else run.store.scheduled, count)
         if run.is_main:
             run.store.set_aside(damaged)
         if not found:

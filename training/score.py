@@ -1,13 +1,16 @@
 """A finished model, ours or a native one, measured on any text or pairs; nothing is written."""
 
+import json
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from transformers import GenerationConfig, PreTrainedConfig
+from transformers.utils import GENERATION_CONFIG_NAME, cached_file
 
+from hf_scratch_transformer import ScratchConfig
+from hf_scratch_transformer.files import reading
 from hf_scratch_transformer.insight.plot import open_model
 from hf_scratch_transformer.insight.presets import read_config
 from hf_scratch_transformer.onednn import onednn_products
@@ -77,10 +80,14 @@ def _recipe(source: str, config: PreTrainedConfig, words: Sequence[str]) -> Reci
     if tree["objective"] is None:
         raise RecipeError(f"{source}: a {saved or 'model without a head'} predicts neither translations nor tokens")
     if longest := getattr(config, "max_position_embeddings", None):
+        if isinstance(config, ScratchConfig):
+            tree["model"]["max_position_embeddings"] = longest
         for name in ("window", "max_length"):
             tree["data"][name] = min(longest, Data.model_fields[name].default)
-    with suppress(OSError):  # most encoders have no such settings
-        settings = GenerationConfig.from_pretrained(source)
+    file = cached_file(source, GENERATION_CONFIG_NAME, _raise_exceptions_for_missing_entries=False)
+    if file is not None:  # most encoders have no such settings
+        with reading(file):
+            settings = GenerationConfig.from_dict(json.loads(Path(file).read_text(encoding="utf-8")))
         tree["evaluation"] = {"num_beams": settings.num_beams or 1}
         if settings.length_penalty is not None:
             tree["evaluation"]["length_penalty"] = settings.length_penalty

@@ -113,7 +113,7 @@ def _read(value: Any, kind: Any) -> Any:
     if isinstance(value, str) and value[:1] in ("[", "{") and (origin or kind is Any or _is_section(kind)):
         try:
             value = json.loads(value)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{shown(value)} is not JSON: {error}") from None
     if origin is tuple and value is not None:
         return tuple(_read(item, inner[0]) for item in (value if isinstance(value, list | tuple) else [value]))

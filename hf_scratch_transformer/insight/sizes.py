@@ -219,8 +219,8 @@ def _lengths(
         "none",
     )
     for name, value in {"batch": batch, "length": length, "source_length": source_length}.items():
-        if value is not None and value < 1:
-            raise ValueError(f"{name}={value} must be at least 1")
+        if value is not None and not 1 <= value < 2**31:
+            raise ValueError(f"{name}={value} must be at least 1 and below 2**31")
         if value is not None and name != "batch" and limit and value > limit and not endless:
             raise ValueError(f"{name}={value} is longer than max_position_embeddings={limit} of this model")
     return length, source_length
