@@ -32,7 +32,7 @@ demo: $(READY)  ## write a corpus, train a translator on it, load it without thi
 	$(BIN)/python -I demo/show.py runs/demo/model < demo/sentences.txt
 
 test: $(READY)  ## the default tests: no GPU, no network
-	$(PYTEST) --numprocesses logical --maxprocesses 8
+	$(PYTEST) --numprocesses logical --maxprocesses 8 --dist worksteal
 
 test-slow: $(READY)  ## the tests that take minutes
 	$(PYTEST) -m slow tests/test_kills.py

@@ -90,7 +90,7 @@ PROBABILITIES = ("dropout", "attention_dropout", "activation_dropout", "classifi
 RANGES: dict[str, tuple[tuple[str, ...], Callable[[float], bool]]] = {  # the fields that hold a number
     "at least 1": (SIZES, lambda value: value >= 1),
     "at least 0": (("position_offset", "type_vocab_size"), lambda value: value >= 0),
-    "above 0": (("layer_norm_eps", "initializer_range"), lambda value: value > 0),
+    "above 0": (("layer_norm_eps", "initializer_range"), lambda value: 0 < value < float("inf")),
     "at least 0 and below 1": (PROBABILITIES, lambda value: 0 <= value < 1),
 }
 

@@ -325,6 +325,8 @@ def check_labels(labels: Tensor, *shapes: tuple[int, ...]) -> None:  # those tha
 
 
 def check_token_labels(labels: Tensor | None, inputs: Tensor | None) -> None:  # of tokens (B, T), or embeddings
+    if labels is not None and (labels.is_floating_point() or labels.dtype == torch.bool):
+        raise ValueError(f"labels must be integers, got {labels.dtype}")
     if labels is not None and inputs is not None:
         check_labels(labels, inputs.shape[:2])
 

@@ -348,7 +348,10 @@ def _weight_files(folder: Path) -> list[Path]:
     index = folder / SAFE_WEIGHTS_INDEX_NAME
     if not index.is_file():
         return [folder / SAFE_WEIGHTS_NAME]
-    return [folder / name for name in sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))]
+    names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    if strange := [name for name in names if Path(name).name != name or not name.endswith(".safetensors")]:
+        raise ValueError(f"{SAFE_WEIGHTS_INDEX_NAME} names {', '.join(strange)}, which is no file of weights")
+    return [folder / name for name in names]
 
 
 def _weight_complaints(folder: Path) -> list[str]:

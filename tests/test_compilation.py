@@ -157,7 +157,7 @@ def test_packed_documents_equal_each_alone(model_class: type[PreTrainedModel], p
 
 @pytest.mark.parametrize(
     ("model_class", "padding"),
-    [*MODELS, *(pytest.param(*each.values, None, marks=each.marks) for each in BACKBONES)],
+    [*MODELS, *(pytest.param(backbone, None, marks=pytest.mark.slow) for backbone in tiny.BACKBONES)],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
 @torch.no_grad()
@@ -333,7 +333,7 @@ def test_export_for_one_shape(model_class: type[PreTrainedModel]) -> None:
     ("model_class", "padding"),
     [
         *(each for each in MODELS if tiny.task(each.values[0]) != "MultipleChoice"),
-        *(pytest.param(*each.values, None, marks=each.marks) for each in BACKBONES),
+        *(pytest.param(backbone, None, marks=pytest.mark.slow) for backbone in tiny.BACKBONES),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )

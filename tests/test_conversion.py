@@ -247,6 +247,7 @@ def test_language_models_compute_the_same(name, size, precise_norms):
     assert_equal_models(theirs, convert_to(ours, name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", range(3))
 @pytest.mark.parametrize("name", FAMILIES)
 def test_language_models_compute_the_same_in_single_precision(name, size):

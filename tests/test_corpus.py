@@ -118,6 +118,15 @@ def test_only_bytes_that_cannot_be_decoded_are_broken(name, tmp_path):
     assert corpus.texts["text"] == ["a \ufffd b"] and corpus.refused == Counter({"broken UTF-8": 1})
 
 
+def test_text_of_another_encoding_is_not_trained_on(tmp_path, capsys):
+    """What UTF-16 has between its letters was learned as text."""
+    recipe = tiny_runs.write_recipe(tmp_path, "causal_lm")
+    for path in (tmp_path / "corpus").glob("*.en"):
+        path.write_text(path.read_text(encoding="utf-8"), encoding="utf-16")
+    assert tiny_runs.run(recipe, tmp_path / "run") == 2
+    assert "with zero bytes, as in UTF-16" in capsys.readouterr().err
+
+
 def test_why_a_corpus_is_empty_is_said(tmp_path, capsys):
     """One broken byte in one long document leaves nothing to train a tokenizer on."""
     recipe = tiny_runs.write_recipe(tmp_path, "causal_lm", data={"sample_by": "document"})

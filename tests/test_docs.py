@@ -311,6 +311,7 @@ def test_a_new_activation_trains_and_travels(changed):
     assert float(opened) == pytest.approx(float(printed), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_new_norm_placement_computes_its_formula(changed):
     change, run = changed
     package = change("Add a norm placement")

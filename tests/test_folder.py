@@ -57,6 +57,7 @@ def test_a_claim_ends_with_its_block_and_leaves_no_folder_behind(tmp_path):
     assert [path.name for path in folder.iterdir()] == ["kept"]
 
 
+@pytest.mark.slow
 def test_what_forked_workers_inherit_is_no_claim(tmp_path):
     """Loader processes outlive for seconds the run that was killed."""
     script = "import os, sys, time; from pathlib import Path; from training.folder import claimed\n"

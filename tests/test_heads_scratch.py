@@ -347,6 +347,9 @@ def test_labels_of_tokens_are_integers_of_any_size_and_of_two_dimensions(head, l
     assert torch.equal(*losses)
     with tiny.no_multiplication(), pytest.raises(ValueError, match=r"labels of shape \(.*, 1\) do not fit"):
         model(**inputs, labels=labels[..., None], loss_only=loss_only)
+    for other in (labels.float(), labels > 0):
+        with tiny.no_multiplication(), pytest.raises(ValueError, match="labels must be integers, got torch"):
+            model(**inputs, labels=other, loss_only=loss_only)
 
 
 @pytest.mark.parametrize("head", tiny.LANGUAGE_MODELS, ids=tiny.family)

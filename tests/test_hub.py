@@ -404,6 +404,16 @@ def test_what_is_no_part_of_a_model_is_named_and_nothing_is_sent(online, copy, n
     assert len(online.requests) == asked and (copy / name).read_text() == "password"
 
 
+@pytest.mark.parametrize("name", [".env", "../other.safetensors"])
+def test_an_index_names_weights_and_nothing_else(online, copy, name):
+    (copy / ".env").write_text("password")
+    (copy / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"a": "model.safetensors", "b": name}})
+    )
+    with pytest.raises(ValueError, match=f"names {name}, which is no file of weights"):
+        push(copy, f"{USER}/secrets", token=TOKEN)
+
+
 def test_what_lies_there_by_the_work_of_git_and_of_downloads_stays_and_is_not_sent(online, copy):
     kept = [".git/config", ".git/hooks/push.py", ".cache/huggingface/download/config.json.metadata"]
     for name in kept:

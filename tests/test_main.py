@@ -31,6 +31,7 @@ def test_help_lists_every_field_and_fits_the_terminal(columns, capsys, monkeypat
     assert columns < 80 or max(map(len, lines)) <= columns
 
 
+@pytest.mark.slow
 def test_help_ends_quietly_when_nobody_reads_on():
     """As `--help | head` does."""
     reader, writer = os.pipe()

@@ -210,8 +210,8 @@ def test_tokens_are_written_as_people_read_them():
     assert all(token.isprintable() and "\ufffd" not in token for token in pictures.readable(vocabulary, odd))
 
 
-@pytest.mark.parametrize("text", ["Bank.", RIVER, LONG])
-@pytest.mark.parametrize("choice", [{}, {"layer": 1}, {"head": 2}, {"layer": 1, "head": 2}])
+@pytest.mark.parametrize("text", ["Bank.", LONG])
+@pytest.mark.parametrize("choice", [{}, {"layer": 1}, {"layer": 1, "head": 2}])
 def test_every_token_is_readable_and_the_title_says_what_it_is(text, choice):
     model, vocabulary = ours("encoder")
     shown = pictures.attention_weights(model, vocabulary, text)

@@ -225,6 +225,8 @@ def clean(
                 refused["empty"] += 1
             elif any(UNDECODABLE in text for text in texts):
                 refused["broken UTF-8"] += 1
+            elif any("\0" in text for text in texts):
+                refused["with zero bytes, as in UTF-16"] += 1
             else:
                 keep.append(row)
         if len(keep) == len(chunk[columns[0]]):

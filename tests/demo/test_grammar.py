@@ -340,6 +340,7 @@ def test_patterns_keep_the_german_word_order(corpus, pattern):
             assert re.search(r", (.* )?(zu \w+|\w+zu\w+)$", german), pair
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_corpus_in_any_process(corpus):
     code = "from demo.grammar import generate; print([(p.english, p.german) for p in generate(50, seed=1)])"
     done = subprocess.run(
