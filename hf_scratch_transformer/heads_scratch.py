@@ -42,7 +42,7 @@ ScratchPreTrainedModel.known_arguments.update(LOSS_KWARGS, ["shift_labels"])
 def take_loss_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
     """Take them out of the arguments of a forward; what is left is the backbone's."""
     taken = {name: kwargs.pop(name) for name in LOSS_KWARGS if name in kwargs}  # torch 2.11 traces no `&` of sets
-    if not 0 <= taken.get("label_smoothing", 0.0) < 1:
+    if not 0 <= (taken.get("label_smoothing") or 0.0) < 1:
         raise ValueError(f"label_smoothing={taken['label_smoothing']} must be at least 0 and below 1")
     if taken.get("loss_only"):
         kwargs.setdefault("unpad_inputs", True)

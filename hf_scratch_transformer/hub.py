@@ -348,14 +348,15 @@ def _weight_files(folder: Path) -> list[Path]:
     index = folder / SAFE_WEIGHTS_INDEX_NAME
     if not index.is_file():
         return [folder / SAFE_WEIGHTS_NAME]
-    names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    if strange := [name for name in names if Path(name).name != name or not name.endswith(".safetensors")]:
-        raise ValueError(f"{SAFE_WEIGHTS_INDEX_NAME} names {', '.join(strange)}, which is no file of weights")
-    return [folder / name for name in names]
+    return [folder / name for name in sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))]
 
 
-def _weight_complaints(folder: Path) -> list[str]:
-    return [f"{path.name} is missing" for path in _weight_files(folder) if not path.is_file()]
+def _weight_complaints(folder: Path) -> Iterable[str]:
+    for path in _weight_files(folder):
+        if path.parent != folder or path.suffix != ".safetensors":
+            yield f"{SAFE_WEIGHTS_INDEX_NAME} names {path.relative_to(folder)}, which is no file of weights"
+        elif not path.is_file():
+            yield f"{path.name} is missing"
 
 
 def _card_complaints(folder: Path) -> Iterable[str]:

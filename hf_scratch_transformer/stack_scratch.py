@@ -316,7 +316,7 @@ class ScratchStack(ScratchPreTrainedModel):
             # A cache may hold more than the tokens given so far: prefixes learned by PEFT, slots not filled yet.
             least = length + (past_length if isinstance(past_length, int) else 0)
             if rows != batch or columns < least or (cache is None and columns != length):
-                raise ValueError(f"attention_mask of shape {(rows, columns)} does not fit input of {(batch, length)}")
+                raise ValueError(f"attention_mask of shape {(rows, columns)} does not fit input of {(batch, least)}")
         if position_ids is not None and position_ids.shape[-1] != length:
             raise ValueError(f"position_ids of shape {tuple(position_ids.shape)} do not fit input of length {length}")
         if type(cache) is StaticCache:

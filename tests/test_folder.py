@@ -146,8 +146,6 @@ def test_a_home_folder_is_that_of_the_user(recipe, tmp_path, monkeypatch):
 def test_what_cannot_be_a_path_is_named(field, path, recipe, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = [recipe.name, "--output_dir", "run", f"--{field}={path}"]
-    if field == "output_dir" and path.startswith("~"):
-        return  # a folder of that name
     assert main(words) == 2
     said = capsys.readouterr().err
     assert field.partition(".")[0] in said and path.replace("\0", "\\x00")[:20] in said.replace("\0", "\\x00")

@@ -340,11 +340,15 @@ def test_padding_predicts_nothing(head, loss_only):
 @pytest.mark.parametrize("head", tiny.LANGUAGE_MODELS, ids=tiny.family)
 @pytest.mark.parametrize("loss_only", [False, True])
 def test_labels_of_tokens_are_integers_of_any_size_and_of_two_dimensions(head, loss_only):
+    """They may be a view, too."""
     model = tiny.model(head)
     inputs = tiny.inputs(model)
     labels = tiny.labels(model, inputs)["labels"]
-    losses = [model(**inputs, labels=each, loss_only=loss_only).loss for each in (labels, labels.int())]
-    assert torch.equal(*losses)
+    view = torch.cat([labels[:, :1], labels], dim=1)[:, 1:]
+    assert not view.is_contiguous()
+    same = (labels, labels.int(), view)
+    expected, *losses = (model(**inputs, labels=each, loss_only=loss_only).loss for each in same)
+    assert all(torch.equal(loss, expected) for loss in losses)
     with tiny.no_multiplication(), pytest.raises(ValueError, match=r"labels of shape \(.*, 1\) do not fit"):
         model(**inputs, labels=labels[..., None], loss_only=loss_only)
     for other in (labels.float(), labels > 0):
@@ -354,18 +358,14 @@ def test_labels_of_tokens_are_integers_of_any_size_and_of_two_dimensions(head, l
 
 @pytest.mark.parametrize("head", tiny.LANGUAGE_MODELS, ids=tiny.family)
 @pytest.mark.parametrize("loss_only", [False, True])
-def test_label_smoothing_is_a_share_and_labels_may_be_a_view(head, loss_only):
-    """Each path had an answer of its own, or an error."""
+@pytest.mark.parametrize("share", [-0.2, 1.0, 1.5])
+def test_label_smoothing_is_a_share(head, loss_only, share):
+    """Each path had an answer of its own to others."""
     model = tiny.model(head)
-    inputs = tiny.inputs(model)
-    labels = tiny.labels(model, inputs)["labels"]
-    view = torch.cat([labels[:, :1], labels], dim=1)[:, 1:]
-    assert not view.is_contiguous()
-    losses = [model(**inputs, labels=each, loss_only=loss_only).loss for each in (labels, view)]
-    assert torch.equal(*losses)
-    for share in (-0.2, 1.0, 1.5):
-        with tiny.no_multiplication(), pytest.raises(ValueError, match=f"label_smoothing={share} must be at least 0"):
-            model(**inputs, labels=labels, loss_only=loss_only, label_smoothing=share)
+    arguments = tiny.inputs(model)
+    arguments |= tiny.labels(model, arguments) | {"loss_only": loss_only, "label_smoothing": share}
+    with tiny.no_multiplication(), pytest.raises(ValueError, match=f"label_smoothing={share} must be at least 0"):
+        model(**arguments)
 
 
 def test_a_target_for_another_number_of_sources_is_refused_before_any_matrix_is_multiplied():

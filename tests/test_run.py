@@ -203,6 +203,7 @@ def test_a_log_that_cannot_be_read_stops_a_resumed_run_before_it_writes(content,
     assert tiny_runs.run(recipe, tmp_path / "run", "--optimisation.max_steps=6", "--resume") == 2
     assert "metrics.jsonl is no log of a run" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+    assert tiny_runs.run(recipe, tmp_path / "run", "--optimisation.max_steps=4", "--overwrite") == 0, "it goes with it"
 
 
 def test_a_run_that_is_finished_is_not_trained_on(tmp_path, capsys):

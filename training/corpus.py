@@ -87,7 +87,7 @@ def check_splits(data: Data) -> None:
 def local_files(data: Data) -> list[Path]:
     """The files that the splits are read from, as far as they are there and not of the Hub."""
     found: list[Path] = []
-    for role in data.splits if Path(data.path).expanduser().exists() else ():
+    for role in data.splits if Path(data.path).exists() else ():
         with suppress(RecipeError):  # of a split that is not there: `check_splits` says so
             found += map(Path, _find(data, role).texts)
     return found
@@ -104,7 +104,7 @@ class _Source(NamedTuple):
 
 def _find(data: Data, role: str) -> _Source:
     """The first name of the role that exists, and the part of it that is asked for."""
-    path = Path(data.path).expanduser()
+    path = Path(data.path)
     tried = []
     for candidate in data.splits[role]:
         if candidate.endswith("]") and (path / candidate).is_file():  # a name, though it looks like a part of a split

@@ -130,7 +130,8 @@ def draw(lines: Sequence[dict[str, Any]], path: Path) -> None:
     save(curves({path.parent.name: lines}), path)
 
 
-CARD = ("README.md", "curves.png", "metrics.jsonl", "recipe.yaml", "environment.json")
+COPIED = ("model/README.md", "curves.png", "metrics.jsonl")  # of a run, to its card
+CARD = (*(Path(name).name for name in COPIED), "recipe.yaml", "environment.json")
 
 
 def check_card(folder: Path, source: Path, run: Path) -> None:
@@ -148,7 +149,7 @@ def check_card(folder: Path, source: Path, run: Path) -> None:
 def copy_card(run: Path, folder: Path) -> None:
     """What a run says of its model, for a place that holds no weights: `model_cards/` of this project."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name in ("model/README.md", "curves.png", "metrics.jsonl"):
+    for name in COPIED:
         shutil.copy(run / name, folder)
     recipe = yaml.safe_load((run / "recipe.yaml").read_text(encoding="utf-8"))
     environment = json.loads((run / "environment.json").read_text(encoding="utf-8"))

@@ -28,8 +28,8 @@ from .sections import RecipeError, Section, names, nearest, override, read_yaml,
 
 Names = tuple[str, ...]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
-PathText = Annotated[str, AfterValidator(possible_path)]
-HomePathText = Annotated[PathText, AfterValidator(os.path.expanduser)]
+Momentum = Annotated[float, Field(ge=0, lt=1)]
+PathText = Annotated[str, AfterValidator(possible_path), AfterValidator(os.path.expanduser)]
 
 
 def _repository_id(text: str) -> str:
@@ -38,9 +38,6 @@ def _repository_id(text: str) -> str:
 
 
 RepositoryId = Annotated[str, AfterValidator(_repository_id)]
-
-
-Momentum = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Data(Section):
@@ -187,9 +184,7 @@ class Recipe(Section):
     evaluation: Evaluation = Evaluation()
     checkpoints: Checkpoints = Checkpoints()
     seed: int = Field(1, ge=0, lt=2**32, description="of everything that is drawn at random")
-    output_dir: HomePathText = Field(
-        "", min_length=1, description="the run's folder; by default runs/<name of the recipe>"
-    )
+    output_dir: PathText = Field("", min_length=1, description="the run's folder; by default runs/<name of the recipe>")
     log_every: int = Field(10, ge=1, description="steps between lines of the log")
     trackers: tuple[Literal["tensorboard", "trackio"], ...] = Field((), description="where the log is shown as well")
     resume: bool = Field(False, description="continue from the newest complete checkpoint of output_dir")

@@ -72,13 +72,13 @@ class State:
     window_targets: Count = 0
     window_start: float = 0.0
     best_score: float | None = None  # best evaluation so far, lower is better
-    bad_evals: int = 0  # evaluations since then
-    lr_reductions: int = 0  # by the plateau schedule
-    plateau_evals: int = 0  # evaluations without progress since the last reduction
+    bad_evals: Count = 0  # evaluations since then
+    lr_reductions: Count = 0  # by the plateau schedule
+    plateau_evals: Count = 0  # evaluations without progress since the last reduction
     last_done: dict[str, float] = field(default_factory=dict)  # seconds at the last evaluation and checkpoint
-    n_averaged: int = 0  # steps in the moving average
-    skipped_steps: int = 0  # left out, since their gradients were not finite
-    skipped_in_row: int = 0  # of them, the last ones
+    n_averaged: Count = 0  # steps in the moving average
+    skipped_steps: Count = 0  # left out, since their gradients were not finite
+    skipped_in_row: Count = 0  # of them, the last ones
     unmeasured: bool = False  # whether an evaluation is due that a signal forestalled
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -247,7 +247,6 @@ def open_run(recipe: Recipe, accelerator: Accelerator, source: Path) -> Run:
     if recipe.resume:
         resume(run)
     if run.is_main:
-        run.log.until(run.state.step)  # which must be readable
         begin(run)
     accelerator.wait_for_everyone()
     return run
@@ -448,6 +447,7 @@ def resume(run: Run) -> None:
     if newest is not None:
         load(run, newest)
     if run.is_main:
+        run.log.until(run.state.step)  # which must be readable before anything is changed
         run.store.set_aside(damaged)
         why = run.finished()
         print(f"resuming {newest}" if newest else "no checkpoint to resume: starting at step 0", file=sys.stderr)

@@ -1,13 +1,13 @@
 """A finished model, ours or a native one, measured on any text or pairs; nothing is written."""
 
-import json
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from transformers import GenerationConfig, PreTrainedConfig
-from transformers.utils import GENERATION_CONFIG_NAME, cached_file
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from hf_scratch_transformer import ScratchConfig
 from hf_scratch_transformer.files import reading
@@ -84,10 +84,9 @@ def _recipe(source: str, config: PreTrainedConfig, words: Sequence[str]) -> Reci
             tree["model"]["max_position_embeddings"] = longest
         for name in ("window", "max_length"):
             tree["data"][name] = min(longest, Data.model_fields[name].default)
-    file = cached_file(source, GENERATION_CONFIG_NAME, _raise_exceptions_for_missing_entries=False)
-    if file is not None:  # most encoders have no such settings
-        with reading(file):
-            settings = GenerationConfig.from_dict(json.loads(Path(file).read_text(encoding="utf-8")))
+    file = Path(source, GENERATION_CONFIG_NAME)
+    with reading(file) if file.exists() else suppress(OSError):  # most encoders have no such settings
+        settings = GenerationConfig.from_pretrained(source)
         tree["evaluation"] = {"num_beams": settings.num_beams or 1}
         if settings.length_penalty is not None:
             tree["evaluation"]["length_penalty"] = settings.length_penalty

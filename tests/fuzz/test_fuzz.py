@@ -168,9 +168,10 @@ def command_words(draw: Any) -> tuple[list[str], list[str]]:
     command = draw(st.sampled_from(sorted(parsers())))
     places = [str(sources() / name) for name in ("encoder", "decoder", "seq2seq", "bert", "gpt2")]
     others = ["absent", "empty", "senses.tsv", "metrics.jsonl", "out.png", "new", "gpt-2", "no/such", "", "."]
+    given, names = list(command), list(command)
     if command == ("serve",):
         places = []  # nothing that it would go on serving
-    given, names = list(command), [*command, *(["port"] if command == ("serve",) else [])]  # which may be taken
+        names.append("port")  # its usual one may be taken
     for action in parsers()[command]._actions:
         if isinstance(action, argparse._HelpAction):
             continue
