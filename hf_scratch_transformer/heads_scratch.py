@@ -84,7 +84,7 @@ class ScratchLanguageModel(ScratchPreTrainedModel):
         """The backbone's outputs, with logits and loss in the place of its last hidden states."""
         hidden_states = outputs.last_hidden_state
         if targets is not None:
-            targets = leave_out_padding(targets, attention_mask, outputs.get("past_key_values")).long().contiguous()
+            targets = leave_out_padding(targets.long(), attention_mask, outputs.get("past_key_values")).contiguous()
         if not isinstance(logits_to_keep, int) or logits_to_keep:
             kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
             hidden_states, targets = hidden_states[:, kept], None if targets is None else targets[:, kept].contiguous()

@@ -114,7 +114,7 @@ class ScratchDecoderForCausalLM(ScratchLanguageModel, ScratchGenerationMixin):
             for given in (labels, targets):
                 check_token_labels(given, input_ids if inputs_embeds is None else inputs_embeds)
             if targets is None:
-                targets = F.pad(labels[:, 1:], (0, 1), value=-100)
+                targets = F.pad(labels[:, 1:].long(), (0, 1), value=-100)  # unsigned ones have no -100
             if past_key_values is None:
                 use_cache = bool(use_cache)  # nothing is written after a known text
                 if loss_kwargs.get("loss_only") and attention_mask is None and position_ids is None:

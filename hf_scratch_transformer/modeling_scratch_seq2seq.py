@@ -215,8 +215,8 @@ class ScratchSeq2SeqForConditionalGeneration(ScratchLanguageModel, ScratchGenera
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """Teacher forcing: the target one step later, after `decoder_start_token_id`; (B, T) -> (B, T)."""
-        shifted = labels.roll(1, dims=-1)
-        shifted[:, 0] = self.config.decoder_start_token_id
+        shifted = labels.long().roll(1, dims=-1)
+        shifted[..., 0] = self.config.decoder_start_token_id
         # Where there is nothing to predict the token does not matter, as long as the table has it.
         return shifted.masked_fill(shifted == -100, self.config.pad_token_id or 0)
 

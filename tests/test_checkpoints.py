@@ -152,8 +152,20 @@ def test_weights_and_optimisers_come_back_bit_for_bit(family, tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), other.state_dict().values(), strict=True))
 
 
-def parse_optimisation(folder):
-    return parse([str(tiny_runs.write_recipe(folder))]).optimisation
+def parse_optimisation(folder, *words):
+    return parse([str(tiny_runs.write_recipe(folder)), *words]).optimisation
+
+
+@pytest.mark.parametrize("kinds", [("muon", "adamw"), ("adamw", "muon")])
+def test_the_state_of_other_optimisers_is_refused(kinds, tmp_path):
+    """As when a run is resumed by force: state that no step would read is lost, of which nobody would know."""
+    model = tiny.model(tiny.LANGUAGE_MODELS[0])
+    old, new = (optimizers(model, parse_optimisation(tmp_path, "--optimisation.optimizer", kind)) for kind in kinds)
+    sum(parameter.pow(2).sum() for parameter in model.parameters()).backward()
+    for optimizer in old:
+        optimizer.step()
+    with pytest.raises(checkpoints.CheckpointError, match="optimisers do not fit: there is no "):
+        checkpoints.load_optimizers(new, model, checkpoints.optimizer_tensors(old, model))
 
 
 def test_weights_of_another_model_are_refused(tmp_path):

@@ -195,6 +195,13 @@ def _read_again(folder):
     return characters
 
 
+@pytest.mark.parametrize("name", ["a[1].txt", "a[1]", "a[:1]"])
+def test_a_file_may_be_called_as_a_part_is(name, tmp_path):
+    recipe = resolved(tmp_path, f"--data.splits.train={name}", '--data.columns={"text": "text"}', objective="causal_lm")
+    (tmp_path / "corpus" / name).write_text("one\ntwo\n", encoding="utf-8")
+    assert all_rows(read(recipe.data, "train"))["text"] == ["one", "two"]
+
+
 def test_what_is_not_there_is_named(tmp_path):
     with pytest.raises(RecipeError, match="data.splits.train: .* holds no absent or gone"):
         next(read(resolved(tmp_path, "--data.splits.train", '["absent", "gone"]').data, "train"))

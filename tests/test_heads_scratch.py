@@ -349,8 +349,13 @@ def test_labels_of_tokens_are_integers_of_any_size_and_of_two_dimensions(head, l
     same = (labels, labels.int(), view)
     expected, *losses = (model(**inputs, labels=each, loss_only=loss_only).loss for each in same)
     assert all(torch.equal(loss, expected) for loss in losses)
+    whole = labels.clamp(min=0)  # unsigned ones have no room for -100
+    expected, loss = (model(**inputs, labels=each, loss_only=loss_only).loss for each in (whole, whole.byte()))
+    assert torch.equal(loss, expected)
     with tiny.no_multiplication(), pytest.raises(ValueError, match=r"labels of shape \(.*, 1\) do not fit"):
         model(**inputs, labels=labels[..., None], loss_only=loss_only)
+    with tiny.no_multiplication(), pytest.raises(ValueError, match="do(es)? not fit .*labels|labels .*do not fit"):
+        model(**inputs, labels=labels[0], loss_only=loss_only)
     for other in (labels.float(), labels > 0):
         with tiny.no_multiplication(), pytest.raises(ValueError, match="labels must be integers, got torch"):
             model(**inputs, labels=other, loss_only=loss_only)

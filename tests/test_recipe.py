@@ -182,7 +182,18 @@ def test_mending_what_is_said_is_enough(recipe):
         ),
         (['--model={"hidden_size": 8}'], "model.model_type: missing"),
         (["--model.hidden_size=0x10"], "model.hidden_size: must be int, got 0x10"),
-        (["--model.num_hidden_layers=two"], "model: "),  # an alias: the error names another field
+        (["--model.num_hidden_layers=two"], "model.num_hidden_layers: two: "),  # an alias: the error names another
+        (["--model.id2label=x"], "model.id2label: x: AttributeError: 'str' object has no attribute 'items'"),
+        (['--model.id2label={"a": "b"}'], 'model.id2label: {"a": "b"}: invalid literal for int()'),
+        (["--model.return_dict=false"], "model.return_dict: must be true"),
+        (
+            ['--model.rope_parameters={"rope_type": "linear", "factor": "x", "rope_theta": 1e4}'],
+            'model.rope_parameters: {"rope_type": "linear", "factor": "x", "rope_theta": 10000.0} gives no frequencies',
+        ),
+        (
+            ['--model.rope_parameters={"rope_type": "llama3"}'],
+            'model: KeyError: "Missing required keys in `rope_parameters`',
+        ),
         (["--model.model_type=[1]"], "model.model_type: [1] is unknown"),
         (["--output_dir="], "output_dir: must be text, at least 1 long, got ''"),
         (["--data.columns={}"], "data.columns: translation needs exactly source, target, got none"),

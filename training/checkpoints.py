@@ -205,14 +205,22 @@ def optimizer_tensors(optimizers: Iterable[Optimizer], model: torch.nn.Module) -
 
 
 def load_optimizers(optimizers: Iterable[Optimizer], model: torch.nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """The inverse of `optimizer_tensors`."""
-    optimizers, parameters = list(optimizers), dict(model.named_parameters())
+    """The inverse of `optimizer_tensors`. Raises CheckpointError when they train other parameters."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    owners = {
+        f"{number}/{names[parameter]}": (optimizer.state[parameter], parameter)
+        for number, optimizer in enumerate(optimizers)
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
     for key, tensor in tensors.items():
-        number, name, entry = key.split("/")
-        parameter = parameters[name]
+        place, _, entry = key.rpartition("/")
+        if place not in owners:
+            raise CheckpointError(f"the checkpoint's optimisers do not fit: there is no {place}, a number and a weight")
+        state, parameter = owners[place]
         if tensor.ndim:  # else a counter, which stays where it is
             tensor = sharding.like(tensor.to(parameter.device), parameter)
-        optimizers[int(number)].state[parameter][entry] = tensor.clone()
+        state[entry] = tensor.clone()
 
 
 def _sha256(path: Path) -> str:

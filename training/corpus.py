@@ -28,7 +28,7 @@ from hf_scratch_transformer.tokenization import Family, train_tokenizer
 
 from .base_model import PATH, located
 from .recipe import Data, Recipe
-from .sections import RecipeError
+from .sections import RecipeError, reason
 
 FAMILIES: dict[str, Family] = {"translation": "seq2seq", "causal_lm": "decoder", "masked_lm": "encoder"}
 # How a file is read, by its ending; anything else is plain text.
@@ -107,7 +107,7 @@ def _find(data: Data, role: str) -> _Source:
     path = Path(data.path)
     tried = []
     for candidate in data.splits[role]:
-        if candidate.endswith("]") and (path / candidate).is_file():  # a name, though it looks like a part of a split
+        if "[" in candidate and (path / candidate).is_file():  # a name, though it looks like a part of a split
             return _local_source({"": path / candidate}, data)
         match = re.fullmatch(r"(?P<name>[^\[\]]*)(\[(?P<first>\d*)%?:(?P<last>\d*)%?\])?", candidate)
         if match is None:
@@ -176,7 +176,7 @@ def _stream(builder: str, file: Path, sample_by: str, skip: int) -> Iterator[Col
     except RecipeError:
         raise
     except Exception as error:  # each reader raises its own kind
-        raise RecipeError(f"{file}: cannot be read as {builder}: {' '.join(str(error).split())}") from error
+        raise RecipeError(f"{file}: cannot be read as {builder}: {reason(error)}") from error
 
 
 def _hub(data: Data, split: str, role: str) -> Callable[[int], Iterator[Columns]]:
@@ -186,9 +186,8 @@ def _hub(data: Data, split: str, role: str) -> Callable[[int], Iterator[Columns]
         try:
             dataset = load_dataset(data.path, data.name, split=split, revision=data.revision, streaming=streaming)
         except Exception as error:  # no network, no such dataset, no such split: each has its own kind
-            reason = " ".join(str(error).split())
             raise RecipeError(
-                f"data.path: no file {data.path!r} here, and not to be had from the Hub: {reason}"
+                f"data.path: no file {data.path!r} here, and not to be had from the Hub: {reason(error)}"
             ) from error
         rest = dataset.skip(skip) if isinstance(dataset, IterableDataset) else dataset.select(range(skip, len(dataset)))
         yield from rest.iter(CHUNK)

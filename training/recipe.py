@@ -18,13 +18,14 @@ from huggingface_hub.errors import StrictDataclassFieldValidationError
 from huggingface_hub.utils import validate_repo_id
 from pydantic import AfterValidator, Field
 from transformers import CONFIG_MAPPING, PreTrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import hf_scratch_transformer  # noqa: F401  (registers the three families with the Auto classes)
 from hf_scratch_transformer.files import possible_path
 from hf_scratch_transformer.tokenization import LARGEST_VOCABULARY
 
 from .base_model import PATH, base_config, build_config
-from .sections import RecipeError, Section, names, nearest, override, read_yaml, shown, validated
+from .sections import RecipeError, Section, names, nearest, override, read_yaml, reason, shown, validated
 
 Names = tuple[str, ...]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
@@ -416,7 +417,7 @@ def _model_type(recipe: Recipe) -> Iterator[str]:
         try:
             base_config(path)
         except ValueError as error:
-            yield f"model.{PATH}: {' '.join(str(error).split())}"
+            yield f"model.{PATH}: {reason(error)}"
     elif not _config_fields(recipe.model):
         given = "missing" if model_type is None else f"{shown(model_type)} is unknown"
         near = nearest(str(model_type), CONFIG_MAPPING)
@@ -445,15 +446,31 @@ def _model(recipe: Recipe) -> Iterator[str]:
     defaults = {"vocab_size": getattr(tokenizer, "vocab_size", Tokenizer().vocab_size)}
     while True:
         try:
-            build_config(fields, defaults)
-            return
+            config = build_config(fields, defaults)
         except Exception as error:  # whatever a configuration class raises is a problem of the recipe
             name = str(error).split("'")[1] if isinstance(error, StrictDataclassFieldValidationError) else None
-            if name not in fields:
-                yield f"model: {' '.join(str(error).split())}"
-                return
-            # The first field of another type, behind which there may be more.
-            yield f"model.{name}: must be {known[name]}, got {shown(fields.pop(name))}"
+            if name in fields:  # the first field of another type, behind which there may be more
+                yield f"model.{name}: must be {known[name]}, got {shown(fields.pop(name))}"
+                continue
+            yield f"model{_blamed(fields, defaults, error)}: {reason(error)}"
+            return
+        rope = getattr(config, "rope_parameters", None) or {}
+        try:  # which a model does at its first step
+            ROPE_INIT_FUNCTIONS.get(rope.get("rope_type"), lambda *_, **__: None)(config, "cpu", seq_len=1)
+        except Exception as error:
+            yield f"model.rope_parameters: {shown(rope)} gives no frequencies: {reason(error)}"
+        if not config.return_dict:
+            yield "model.return_dict: must be true, since training reads outputs by name, got false"
+        return
+
+
+def _blamed(fields: dict[str, Any], defaults: dict[str, Any], error: Exception) -> str:
+    """The field without which a configuration can be built, as `.name`, where an error says nothing of fields."""
+    for name in () if any(name in str(error) for name in fields) else fields:
+        with contextlib.suppress(Exception):
+            build_config({other: value for other, value in fields.items() if other != name}, defaults)
+            return f".{name}: {shown(fields[name])}"
+    return ""
 
 
 def _hint(model: Any, key: str) -> str:

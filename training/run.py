@@ -37,7 +37,7 @@ from .base_model import PATH, fingerprint, open_base
 from .objectives import OBJECTIVES, Objective
 from .optimisation import autocasts, optimizers
 from .recipe import ADJUSTABLE, Recipe, dump
-from .sections import RecipeError
+from .sections import RecipeError, reason
 
 # First number of each family of random draws, after the seed: families never share a generator.
 ORDER, CONTENT, DROPOUT, EVALUATION = range(4)
@@ -362,8 +362,8 @@ def build_model(recipe: Recipe, accelerator: Accelerator, objective: Objective) 
             if len(tokenizer) > config.vocab_size:
                 model.resize_token_embeddings(len(tokenizer))
         check_tokenizer(tokenizer, model.config)
-    except (ValueError, RuntimeError, MemoryError) as error:  # torch has no other for a size that is not to be had
-        raise RecipeError(f"model{'' if base is None else f'.{PATH}'}, tokenizer: {error}") from error
+    except Exception as error:  # of sizes that are not to be had, and whatever a native class makes of its fields
+        raise RecipeError(f"model{'' if base is None else f'.{PATH}'}, tokenizer: {reason(error)}") from error
     if slow_fused:
         model.set_attn_implementation("eager")
     return model
@@ -440,7 +440,7 @@ def save(run: Run, score: float | None = None, by_signal: bool = False) -> None:
 def resume(run: Run) -> None:
     """Continue from the newest complete checkpoint, saying which; damaged ones are named and set aside.
 
-    Raises CheckpointError when it is another run's (unless the recipe says force).
+    Raises RecipeError when it is another run's (unless the recipe says force), CheckpointError when it does not fit.
     """
     found, damaged = choose(run, run.store.complete, 1)
     newest = next(iter(found), None)
@@ -464,15 +464,15 @@ def choose(run: Run, candidates: Callable[[], list[Path]], count: int) -> tuple[
 def load(run: Run, folder: Path) -> None:
     """Take weights, optimisers and state from a checkpoint, as if the run had never stopped.
 
-    What of the recipe is adjusted is said. Raises CheckpointError when it is another run's (unless the recipe says
-    force).
+    What of the recipe is adjusted is said. Raises RecipeError when it is another run's (unless the recipe says force),
+    CheckpointError when it does not fit.
     """
     record = checkpoints.read_state(folder)
     with checkpoints.readable(folder / "state.json"):
         changes = dict(_changes(record["identity"], run.identity))
     other = [line for name, line in changes.items() if name.removeprefix("recipe.") not in ADJUSTABLE]
     if other and not run.recipe.force:
-        raise checkpoints.CheckpointError(
+        raise RecipeError(
             f"{folder}: not resumed, this is another run ({'; '.join(other[:5])}); --force does it all the same"
         )
     checkpoints.load_weights(run.unwrapped_model, checkpoints.read_tensors(folder, "model.safetensors"))

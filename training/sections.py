@@ -72,7 +72,7 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], list[str]]:
         loader = _Loader(path.read_text(encoding="utf-8"))
         tree = loader.get_single_data()
     except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
-        raise RecipeError(f"{path}: cannot be read as a YAML recipe: {' '.join(str(error).split())}") from None
+        raise RecipeError(f"{path}: cannot be read as a YAML recipe: {reason(error)}") from None
     if not isinstance(tree, dict):
         raise RecipeError(f"{path}: a recipe is a mapping of keys to values, this file holds {shown(tree)}")
     return tree, loader.repeated
@@ -254,6 +254,12 @@ LIMITS = {
 def shown(value: Any) -> str:
     """A value as one would write it on the command line."""
     return shlex.quote(value) if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+
+
+def reason(error: Exception) -> str:
+    """What an error of a library says, on one line; of those not meant for a reader, with their class."""
+    told = isinstance(error, ValueError | OSError | RuntimeError | yaml.YAMLError) and str(error)
+    return " ".join((str(error) if told else f"{type(error).__name__}: {error}").split())
 
 
 def names(kind: Any, prefix: str = "") -> Iterator[str]:
