@@ -89,7 +89,7 @@ def trim_after_last_target(target_ids: Tensor) -> Tensor | None:  # (B, T)
     None stands for nearly everything, or for what a graph cannot know ahead."""
     if is_compiling_or_tracing():
         return None
-    needed = (target_ids != -100).flip(1).cumsum(1).flip(1) > 0
+    needed = (target_ids != -100).flip(-1).cumsum(-1).flip(-1) > 0
     return needed.long() if is_sparse(needed) else None
 
 

@@ -186,7 +186,7 @@ def test_nothing_is_written_before_all_checks_have_passed(recipe, tmp_path, monk
     for key, value in refused.items():
         assert tiny_runs.run(recipe, output, key, str(value), "--overwrite") == 2
         assert contents(output) == before
-    assert tiny_runs.run(recipe, output, "--resume", "--seed", "7") == 1
+    assert tiny_runs.run(recipe, output, "--resume", "--seed", "7") == 2
     assert contents(output) == before
 
 
@@ -241,7 +241,7 @@ def test_a_changed_run_is_not_resumed_unless_forced(tmp_path, capsys):
         ("--optimisation.learning_rate", "0.5"): "optimisation.learning_rate",
         ("--seed", "7"): "seed",
     }.items():
-        assert tiny_runs.run(recipe, tmp_path / "run", "--resume", *words) == 1
+        assert tiny_runs.run(recipe, tmp_path / "run", "--resume", *words) == 2
         assert named in capsys.readouterr().err
     corpus = tmp_path / "corpus" / "train.en"
     corpus.write_text(corpus.read_text().replace("one", "two"), encoding="utf-8")
