@@ -245,7 +245,7 @@ def test_a_changed_run_is_not_resumed_unless_forced(tmp_path, capsys):
         assert named in capsys.readouterr().err
     corpus = tmp_path / "corpus" / "train.en"
     corpus.write_text(corpus.read_text().replace("one", "two"), encoding="utf-8")
-    assert tiny_runs.run(recipe, tmp_path / "run", "--resume") == 1
+    assert tiny_runs.run(recipe, tmp_path / "run", "--resume") == 2
     assert "corpus" in capsys.readouterr().err
     assert tiny_runs.run(recipe, tmp_path / "run", "--resume", "--force") == 0
 
