@@ -1,7 +1,8 @@
-"""The `scratch-transformer` command: one subcommand for each thing to be done with a finished model."""
+"""The `scratch-transformer` command: one subcommand for each thing to be done with a model."""
 
 import argparse
 import importlib
+import importlib.util
 import sys
 from collections.abc import Sequence
 
@@ -13,6 +14,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the exit code: 0, or 2 after one line on what was wrong."""
     parser = argparse.ArgumentParser(prog="scratch-transformer", description=__doc__)
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, text in {"train": "a model from a recipe", "evaluate": "a finished model on text or pairs"}.items():
+        # Its words are for the recipe to read, --help and other keys among them.
+        words = subparsers.add_parser(name, help=text, prefix_chars="\0", add_help=False)
+        words.add_argument("words", nargs="*")
+        words.set_defaults(run=_training, name=name)
     for module in MODULES:
         importlib.import_module(f".{module}", __package__).add_commands(subparsers)
     arguments = parser.parse_args(argv)
@@ -22,6 +28,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"scratch-transformer: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     return 0
+
+
+def _training(arguments: argparse.Namespace) -> None:
+    name = f"{__package__}.training"  # in a checkout it lies beside this package
+    try:
+        program = importlib.import_module(f"{name if importlib.util.find_spec(name) else 'training'}.__main__")
+    except ModuleNotFoundError as error:
+        hint = "pip install 'hf-scratch-transformer[training]'"
+        raise ValueError(f"{arguments.name} needs {error.name}: {hint}") from error
+    program.command(["evaluate"] * (arguments.name == "evaluate") + arguments.words)
 
 
 if __name__ == "__main__":

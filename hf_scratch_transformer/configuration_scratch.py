@@ -249,8 +249,7 @@ class ScratchConfig(PreTrainedConfig):
         is_after = NORM_PLACEMENTS.get(self.norm_position, NormPlacement()).after
         if is_after and self.initialization == "normal_zero_output" and self.transformers_version is None:
             yield f"norm_position={self.norm_position!r} does not go with initialization='normal_zero_output'"
-        kind = self.position_embedding_type
-        positions = POSITIONS.get(kind, Positions())
+        positions = POSITIONS.get(kind := self.position_embedding_type, Positions())
         if self.position_offset and not positions.has_table:
             yield f"position_offset={self.position_offset} needs position_embedding_type='learned', got {kind!r}"
         if positions.is_rotary and self.head_dim is not None and self.head_dim % 2:
@@ -258,8 +257,9 @@ class ScratchConfig(PreTrainedConfig):
         rope = self.rope_parameters or {}
         if (rope_type := rope.get("rope_type", "default")) not in ("default", *ROPE_INIT_FUNCTIONS):
             yield f"rope_parameters={rope}: {rope_type=} must be 'default' or in {set(ROPE_INIT_FUNCTIONS)}"
-        if not rope.get("rope_theta", 1.0) > 0:
-            yield f"rope_parameters={rope}: rope_theta must be above 0"
+        numbers = [value for value in rope.values() if isinstance(value, float | int)]
+        if not rope.get("rope_theta", 1) > 0 or any(not abs(number) < 2**63 for number in numbers):
+            yield f"rope_parameters={rope}: rope_theta must be above 0, numbers finite and below 2**63"
         target = getattr(self, "decoder_vocab_size", None) or self.vocab_size
         limits = dict.fromkeys(("bos_token_id", "eos_token_id", "decoder_start_token_id"), target)
         for name, limit in (limits | {"pad_token_id": min(self.vocab_size, target)}).items():

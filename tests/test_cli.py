@@ -6,6 +6,7 @@ import types
 
 import pytest
 
+import training.__main__
 from hf_scratch_transformer import cli
 
 
@@ -82,3 +83,31 @@ def test_every_module_named_adds_commands():
     for parser in subparsers.choices.values():
         is_group = any(isinstance(action, argparse._SubParsersAction) for action in parser._actions)
         assert is_group or callable(parser.get_default("run"))
+
+
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [
+        (["train", "recipe.yaml", "--data.path", "x", "--resume"], ["recipe.yaml", "--data.path", "x", "--resume"]),
+        (["train", "--help"], ["--help"]),
+        (
+            ["evaluate", "model", "--data", "x", "--data.window=3"],
+            ["evaluate", "model", "--data", "x", "--data.window=3"],
+        ),
+        (["evaluate"], ["evaluate"]),
+    ],
+)
+def test_the_words_of_training_reach_it_as_they_are(words, given, monkeypatch):
+    received = []
+    monkeypatch.setattr(training.__main__, "command", received.append)
+    assert cli.main(words) == 0
+    assert received == [given]
+
+
+def test_what_training_needs_and_is_not_installed_is_named(monkeypatch, capsys):
+    monkeypatch.delitem(sys.modules, "training.__main__", raising=False)
+    monkeypatch.setitem(sys.modules, "accelerate", None)
+    for name in [name for name in sys.modules if name.startswith("training.")]:
+        monkeypatch.delitem(sys.modules, name)
+    assert cli.main(["train", "recipe.yaml"]) == 2
+    assert "train needs accelerate: pip install 'hf-scratch-transformer[training]'" in capsys.readouterr().err

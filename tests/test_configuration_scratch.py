@@ -52,6 +52,8 @@ def test_rope_parameters_belong_to_rotary_positions():
         ({"position_offset": -1}, "position_offset=-1 must be at least 0"),
         ({"rope_parameters": {"rope_type": "yarm"}}, "rope_type='yarm' must be 'default' or in"),
         ({"rope_parameters": {"rope_theta": 0.0}}, "rope_theta must be above 0"),
+        ({"rope_parameters": {"rope_theta": 10**30}}, "numbers finite and below 2"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": float("nan")}}, "numbers finite and below 2"),
     ],
 )
 def test_impossible_values_are_refused(wrong, message):

@@ -518,12 +518,13 @@ def test_the_command_says_in_a_line_what_is_wrong(folders, tmp_path):
             lambda tree: tree.update(model_max_length="x"),
             "its tokenizer does not work: TypeError",
         ),
+        ("generation_config.json", lambda tree: tree.update(output_hidden_states="ü"), "output_hidden_states='ü' must"),
     ],
 )
-def test_a_tokenizer_that_cannot_be_used_is_refused_in_a_line(folders, tmp_path, file, change, message):
+def test_a_file_beside_the_weights_that_cannot_be_used_is_refused_in_a_line(folders, tmp_path, file, change, message):
     """The library that reads it raises whatever it likes."""
     folder = tmp_path / "model"
-    shutil.copytree(folders["encoder"], folder)
+    shutil.copytree(folders["seq2seq" if file == "generation_config.json" else "encoder"], folder)
     tree = json.loads((folder / file).read_text())
     change(tree)
     (folder / file).write_text(json.dumps(tree))

@@ -10,7 +10,7 @@ import yaml
 
 import hf_scratch_transformer as scratch
 from tests import tiny_runs
-from training.recipe import RULES, SYNONYMS, Recipe, dump, parse
+from training.recipe import RECIPES, RULES, SYNONYMS, Recipe, dump, parse, shipped
 from training.sections import RecipeError, Section, names, reference
 
 ROOT = Path(__file__).parent.parent
@@ -46,6 +46,17 @@ def test_every_recipe_of_the_project_is_valid_and_survives_being_written_down(pa
     (tmp_path / path.name).write_text(dump(resolved), encoding="utf-8")
     again = parse([str(tmp_path / path.name)])
     assert again.identity() == resolved.identity() and dump(again) == dump(resolved)
+
+
+def test_a_recipe_that_comes_with_the_program_has_a_name(tmp_path, monkeypatch):
+    """A file of that name is what the user means, all the same."""
+    monkeypatch.chdir(tmp_path)
+    assert {"shakespeare_char_cpu", "multi30k_en_de"} <= {*shipped()} and "coarsewsd20" not in shipped()
+    for name in shipped():
+        assert parse([name]) == parse([str(RECIPES / f"{name}.yaml")])
+    Path("wikitext2").write_text("objective: nothing", encoding="utf-8")
+    with pytest.raises(RecipeError, match="^wikitext2: "):
+        parse(["wikitext2"])
 
 
 @pytest.mark.parametrize("path", BY_THE_CLOCK, ids=str)

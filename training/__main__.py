@@ -3,6 +3,9 @@
     accelerate launch -m training RECIPE.yaml [--key value ...]
     python -m training evaluate MODEL --data PATH [--key value ...]
 
+Where the package is installed, it is `hf_scratch_transformer.training`, and `scratch-transformer train` and `evaluate`
+are the same in one process. RECIPE may also be the name of one that comes with it.
+
 The second measures a finished model, a folder or an id on the Hub, and writes nothing. `--help` lists the keys. A run's
 folder (`--output_dir`) holds `recipe.yaml`, `environment.json`, `tokenizer/`, `metrics.jsonl`, `curves.png`,
 `checkpoints/` and `model/`. Exit codes: 0 done, 1 failed, 2 the recipe or its data cannot be used, 130 and 143 stopped
@@ -16,7 +19,9 @@ import os
 import shutil
 import signal
 import sys
+import textwrap
 from pathlib import Path
+from typing import NoReturn
 
 from . import leaving_at_once
 
@@ -30,7 +35,7 @@ with leaving_at_once():  # these take seconds, in which one may think better of 
     from .checkpoints import CheckpointError
     from .folder import claimed
     from .publication import publish
-    from .recipe import Recipe, parse
+    from .recipe import Recipe, parse, recipe_path, shipped
     from .run import Interrupted, Run, TrainingError, finish, open_accelerator, open_run
     from .score import score
     from .sections import RecipeError, reference
@@ -44,7 +49,8 @@ def main(arguments: list[str]) -> int:
     """Run the command line; returns the exit code."""
     if arguments[:1] in (["-h"], ["--help"]):
         try:
-            print(HELP, reference(Recipe, shutil.get_terminal_size().columns), sep="\n", flush=True)
+            recipes = textwrap.fill(f"Recipes that come with it, by their names: {', '.join(shipped())}.", 80)
+            print(HELP, recipes, "", reference(Recipe, shutil.get_terminal_size().columns), sep="\n", flush=True)
         except BrokenPipeError:  # `| head` has read enough; what is left would be written again at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -52,7 +58,7 @@ def main(arguments: list[str]) -> int:
         if arguments[:1] == ["evaluate"]:
             score(arguments[1:])
         else:
-            train(parse(arguments), Path(arguments[0]))
+            train(parse(arguments), recipe_path(arguments[0]))
     except RecipeError as error:
         return _complain(error, 2)
     except (TrainingError, CheckpointError, OSError) as error:
@@ -84,9 +90,9 @@ def _complain(error: BaseException, code: int) -> int:
     return code
 
 
-HELP = """\
-usage: accelerate launch -m training RECIPE.yaml [--key value ...]
-       python -m training evaluate MODEL --data PATH [--key value ...]
+HELP = f"""\
+usage: accelerate launch -m {__package__} RECIPE.yaml [--key value ...]
+       python -m {__package__} evaluate MODEL --data PATH [--key value ...]
 
 Train a model from a recipe, a YAML file of the fields below. On the command
 line, which wins, keys are dotted: `--key value`, or `--key` alone for true.
@@ -97,14 +103,20 @@ split of a file, a folder or a Hub dataset, and writes nothing. Of the fields it
 heeds objective, data, evaluation, optimisation and seed.
 """
 
-if __name__ == "__main__":
+
+def command(arguments: list[str]) -> NoReturn:
+    """Be the process that runs this command line, and end as it does."""
     logging.captureWarnings(True)
     transformers.utils.logging.disable_progress_bar()
     launcher.follow()
-    code = main(sys.argv[1:])
+    code = main(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing is left to stop
     if KEPT:  # the end of the interpreter would free them
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
+
+
+if __name__ == "__main__":
+    command(sys.argv[1:])

@@ -95,7 +95,7 @@ def _complain(error: object, code: int) -> int:
 def parse(argv: list[str]) -> tuple[Task, TrainingArguments]:
     """The recipe's entries, and after them the command line's, which win."""
     if not argv or argv[0].startswith("-"):
-        raise RecipeError("usage: python -m training.finetune RECIPE.yaml [--key value ...]")
+        raise RecipeError(f"usage: python -m {__package__}.finetune RECIPE.yaml [--key value ...]")
     entries, repeated = read_yaml(Path(argv[0]))
     if repeated:
         raise RecipeError(f"{argv[0]}: {'; '.join(repeated)}")
@@ -204,7 +204,7 @@ def write(
     """The run's folder: what was done, what came of it, and a complete Hub repository in `model/`."""
     folder = Path(arguments.output_dir)
     recipe = {name: value for name, value in vars(task).items() if name != "model_card"} | arguments.to_sanitized_dict()
-    about = environment(arguments.device, arguments.world_size, "training.finetune")
+    about = environment(arguments.device, arguments.world_size, f"{__package__}.finetune")
     lines = [dict(line, event="evaluation" if "eval_loss" in line else "train") for line in trainer.state.log_history]
     lines = [
         {key.removeprefix("eval_"): value for key, value in line.items()}

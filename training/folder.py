@@ -91,7 +91,7 @@ def clear(folder: Path, *, resume: bool) -> None:
             remove(folder / name)
 
 
-def environment(device: torch.device, processes: int, module: str = "training") -> dict[str, Any]:
+def environment(device: torch.device, processes: int, module: str = __package__) -> dict[str, Any]:
     """Versions, hardware and command line of this process, which runs `module`, for the record of the run."""
     packages = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "sacrebleu")
     launcher = ("accelerate", "launch") if "ACCELERATE_MIXED_PRECISION" in os.environ else ("python",)

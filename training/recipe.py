@@ -218,6 +218,7 @@ ADJUSTABLE = {
     *("evaluation.every_steps", "evaluation.every_minutes", "evaluation.early_stopping"),
     *("evaluation.samples", "log_every"),
 }
+RECIPES = Path(__file__).parent / "recipes"
 OURS = ("scratch_encoder", "scratch_decoder", "scratch_seq2seq")
 COLUMNS = {"translation": ("source", "target"), "causal_lm": ("text",), "masked_lm": ("text",)}
 # What evaluations measure beside the loss and its perplexity.
@@ -264,11 +265,23 @@ def parse(argv: Sequence[str]) -> Recipe:
     Raises RecipeError, with every problem found in one message.
     """
     if not argv or argv[0].startswith("-"):
-        raise RecipeError("usage: accelerate launch -m training RECIPE.yaml [--key value ...]; --help lists the keys")
-    path = Path(argv[0])
+        usage = f"usage: accelerate launch -m {__package__} RECIPE.yaml [--key value ...]; --help lists the keys"
+        raise RecipeError(usage)
+    path = recipe_path(argv[0])
     tree, problems = read_yaml(path)
     tree.setdefault("output_dir", f"runs/{path.stem}")
     return resolved(str(path), tree, argv[1:], problems)
+
+
+def recipe_path(name: str) -> Path:
+    """The file of that name, or else of the recipe of that name that comes with this program."""
+    known = RECIPES / f"{name}.yaml"
+    return known if known.is_file() and not os.path.lexists(name) else Path(name)
+
+
+def shipped() -> list[str]:
+    """The names of the recipes that come with this program, and are recipes of this kind."""
+    return sorted(path.stem for path in RECIPES.glob("*.yaml") if "objective" in read_yaml(path)[0])
 
 
 def resolved(source: str, tree: dict[str, Any], words: Sequence[str], problems: Iterable[str] = ()) -> Recipe:

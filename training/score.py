@@ -22,7 +22,7 @@ from .recipe import Data, Recipe, resolved
 from .run import Session, open_accelerator
 from .sections import RecipeError
 
-USAGE = "usage: python -m training evaluate MODEL --data PATH [--key value ...]"
+USAGE = f"usage: python -m {__package__} evaluate MODEL --data PATH [--key value ...]"
 KEYS = ("objective", "data", "evaluation", "optimisation", "seed")  # of a recipe, that are heeded
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformers import AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
-from transformers.utils import logging
+from transformers.utils import GENERATION_CONFIG_NAME, logging
 
 from ..files import reading
 from .presets import PRESETS, read_config
@@ -122,6 +122,9 @@ def open_model(source: str, auto_class: Any = None, attention: str | None = "eag
     # Drawn at random if missing, which a picture would not show. Only a pooler, behind all that is drawn, may be.
     if missing := sorted(name for name in found["missing_keys"] if "pooler" not in name):
         raise ValueError(f"{source}: {len(missing)} weights of {type(model).__name__} are missing, {missing[0]} first")
+    for name, value in vars(model.generation_config).items() if model.can_generate() else ():
+        if name.startswith("output_") and not isinstance(value, bool | None):  # which transformers does not check
+            raise ValueError(f"{source}: {GENERATION_CONFIG_NAME}: {name}={value!r} must be true or false")
     return model.eval()
 
 
