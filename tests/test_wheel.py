@@ -5,6 +5,7 @@ python -m pytest -m slow tests/test_wheel.py
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -27,7 +28,12 @@ print(hf_scratch_transformer.__version__, type(model).__module__, type(AutoModel
 def installed(tmp_path_factory):
     """Runs the Python of a new environment, in an empty folder, and gives what it printed."""
     where = tmp_path_factory.mktemp("installed")
-    subprocess.run([sys.executable, *PIP, "wheel", "--no-deps", "--wheel-dir", where, ROOT], check=True)
+    sources = where / "sources"  # in which the build leaves its folders
+    for name in ("hf_scratch_transformer", "training"):
+        shutil.copytree(ROOT / name, sources / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, sources)
+    subprocess.run([sys.executable, *PIP, "wheel", "--no-deps", "--wheel-dir", where, sources], check=True)
     (wheel,) = where.glob("*.whl")
     venv.create(where / "venv", with_pip=True)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -56,7 +62,7 @@ def test_every_package_of_the_project_is_in_the_wheel():
 
 @pytest.mark.slow
 def test_a_model_is_looked_at_trained_loaded_and_converted_from_the_wheel_alone(installed):
-    assert "parameters" in installed("scratch-transformer", "inspect", "gpt2")
+    assert "parameters" in installed("scratch-transformer", "inspect", "gpt-2")
     message = installed("scratch-transformer", "train", "shakespeare_char_cpu", code=2)
     assert message.strip().endswith("pip install 'hf-scratch-transformer[training]'") and message.count("\n") == 1
     installed.add("training,insight")
