@@ -8,13 +8,19 @@ from collections.abc import Sequence
 
 # Each module has `add_commands(subparsers)`; a subcommand's function is its default `run`, given the parsed arguments.
 MODULES = ("conversion.command", "insight.command")
+# Those of `training`, which reads its own words.
+TRAINING = {
+    "train": "a model from a recipe",
+    "prepare": "tokenise the corpus of a recipe ahead of a run",
+    "evaluate": "a finished model on text or pairs",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the exit code: 0, or 2 after one line on what was wrong."""
     parser = argparse.ArgumentParser(prog="scratch-transformer", description=__doc__)
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
-    for name, text in {"train": "a model from a recipe", "evaluate": "a finished model on text or pairs"}.items():
+    for name, text in TRAINING.items():
         # Its words are for the recipe to read, --help and other keys among them.
         words = subparsers.add_parser(name, help=text, prefix_chars="\0", add_help=False)
         words.add_argument("words", nargs="*")
@@ -37,7 +43,7 @@ def _training(arguments: argparse.Namespace) -> None:
     except ModuleNotFoundError as error:
         hint = "pip install 'hf-scratch-transformer[training]'"
         raise ValueError(f"{arguments.name} needs {error.name}: {hint}") from error
-    program.command(["evaluate"] * (arguments.name == "evaluate") + arguments.words)
+    program.command([arguments.name] * (arguments.name != "train") + arguments.words)
 
 
 if __name__ == "__main__":

@@ -95,6 +95,7 @@ def test_every_module_named_adds_commands():
             ["evaluate", "model", "--data", "x", "--data.window=3"],
         ),
         (["evaluate"], ["evaluate"]),
+        (["prepare", "recipe.yaml", "--data.path=x"], ["prepare", "recipe.yaml", "--data.path=x"]),
     ],
 )
 def test_the_words_of_training_reach_it_as_they_are(words, given, monkeypatch):

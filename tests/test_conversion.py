@@ -712,6 +712,12 @@ def test_folders_that_cannot_be_converted(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"native", "ours"}
 
 
+def test_what_is_not_on_the_hub_either_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(folders, "snapshot_download", partial(snapshot_download, local_files_only=True))
+    with pytest.raises(ValueError, match="^no/such: "):
+        convert_folder("no/such", tmp_path / "new")
+
+
 def test_a_failure_while_writing_leaves_nothing(tmp_path, monkeypatch):
     native("bert").save_pretrained(tmp_path / "native")
 

@@ -12,9 +12,10 @@ import pyarrow.parquet
 import pytest
 
 from tests import tiny_runs
-from training.corpus import Parts, Sequences, bucket, check_splits, load, read
+from training.corpus import Parts, Sequences, bucket, load
 from training.recipe import parse
 from training.sections import RecipeError
+from training.sources import check_splits, read
 
 
 def resolved(folder, *words, objective="translation"):
@@ -220,11 +221,11 @@ def test_what_is_not_there_is_named(tmp_path):
 
 def test_a_corpus_that_changes_has_another_fingerprint(tmp_path):
     recipe = resolved(tmp_path, "--data.max_length", "64")
-    before = load(recipe, "train", characters).fingerprint()
-    assert before == load(recipe, "train", characters).fingerprint()
+    before = load(recipe, "train", characters).fingerprint
+    assert before == load(recipe, "train", characters).fingerprint
     path = tmp_path / "corpus" / "train.en"
     path.write_text(path.read_text(encoding="utf-8").replace("one", "eno", 1), encoding="utf-8")
-    assert load(recipe, "train", characters).fingerprint() != before
+    assert load(recipe, "train", characters).fingerprint != before
 
 
 @pytest.mark.parametrize("seed", range(5))

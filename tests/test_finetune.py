@@ -131,6 +131,13 @@ def test_what_is_wrong_is_one_line(
     assert not recipe.with_name("run").exists()
 
 
+def test_a_value_that_begins_with_a_dash_is_of_its_field(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe.write_text(recipe.read_text() + "bf16: -x=y\n")
+    with pytest.raises(SystemExit):
+        finetune.main([str(recipe)])
+    assert "--bf16" in capsys.readouterr().err
+
+
 def test_several_values_where_one_is_wanted_are_of_a_field(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe.write_text(f"{recipe.read_text()}\nseed: [1, 2]\n")
     assert finetune.main([str(recipe)]) == 2

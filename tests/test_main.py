@@ -72,9 +72,7 @@ def test_an_interrupt_while_importing_is_one_line(recipe, tmp_path):
     assert (done.returncode, done.stderr) == (130, "training: stopped by SIGINT\n")
 
 
-@pytest.mark.parametrize(
-    "moment", ["corpus.make_tokenizer", "run.prepare", "evaluation.test", "publication.save_model"]
-)
+@pytest.mark.parametrize("moment", ["run.open_tokenizer", "run.prepare", "evaluation.test", "publication.save_model"])
 def test_an_interrupt_before_and_after_training_is_one_line(moment, recipe, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(f"training.{moment}", lambda *_: os.kill(os.getpid(), signal.SIGINT))
     words = ["--optimisation.max_steps", "1"]

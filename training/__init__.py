@@ -22,5 +22,7 @@ def leaving_at_once() -> Iterator[None]:
         yield
         return
     signal.signal(signal.SIGINT, leave)
-    yield
-    signal.signal(signal.SIGINT, before)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

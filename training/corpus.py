@@ -4,22 +4,17 @@ The order of batches is a pure function of the seed and the place in the run (ep
 from one batch to the next, so a resumed run sees exactly the batches it would have seen.
 """
 
-import codecs
-import glob
 import hashlib
-import math
-import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from datasets import IterableDataset, load_dataset
 from torch.utils.data import DataLoader, Dataset
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -27,211 +22,18 @@ from hf_scratch_transformer.files import reading
 from hf_scratch_transformer.tokenization import Family, train_tokenizer
 
 from .base_model import PATH, located
-from .recipe import Data, Recipe
-from .sections import RecipeError, reason
+from .recipe import Recipe
+from .sections import RecipeError
+from .sources import Columns, clean, read
 
 FAMILIES: dict[str, Family] = {"translation": "seq2seq", "causal_lm": "decoder", "masked_lm": "encoder"}
-# How a file is read, by its ending; anything else is plain text.
-BUILDERS = {"txt": "text", "json": "json", "jsonl": "json", "csv": "csv", "tsv": "csv", "parquet": "parquet"}
-CHUNK = 10_000  # rows handled at once
-GROUP = "evaluation.group_by: "  # before the name of a column that rows are grouped by: it may be that of a text too
-# What a byte that is not UTF-8 is read as: no text holds these, but some hold U+FFFD.
-UNDECODABLE = "\ufdd0\ufdef\ufdd0"
-codecs.register_error(__name__, lambda error: (UNDECODABLE, error.end))  # type: ignore[attr-defined]
-
-Columns = dict[str, list[Any]]
 Encode = Callable[[list[str]], list[list[int]]]  # token ids of each text
+COUNTS = ("rows", "bytes", "words")  # of a corpus, in their order
+BLOCK = 2**22  # entries of an array that are looked at together
 
 
 class NothingUsable(RecipeError):
     """Rows of which none can be trained on or measured."""
-
-
-# --- Rows -----------------------------------------------------------------------------------------------------------
-
-
-def read(data: Data, role: str, group_by: Iterable[str] = (), skip: int = 0) -> Iterator[Columns]:
-    """Chunks of rows of one split, as {name the objective uses: values}; columns to group by come with `GROUP` before.
-
-    Raises RecipeError when the split, a file or a column is not there.
-    """
-    source = _find(data, role)
-    if source.is_cut:
-        chunks = source.rows(skip)
-    elif data.streaming and role == "train":
-        raise RecipeError(f"data.splits.{role}: a part of a split needs its length, which a stream does not know")
-    else:
-        chunks = _part(source.rows(0), source.part, role)
-    wanted = data.columns | {GROUP + column: (column,) for column in group_by}
-    for chunk in chunks:
-        found = {name: next((c for c in names if c in chunk), None) for name, names in wanted.items()}
-        for name in (name for name, column in found.items() if column is None):
-            field = "evaluation.group_by" if name.startswith(GROUP) else "data.columns"
-            raise RecipeError(f"{field}: {role} has no {' or '.join(wanted[name])}; its columns are {', '.join(chunk)}")
-        yield {name: chunk[column] for name, column in found.items() if column is not None}
-
-
-def check_splits(data: Data) -> None:
-    """Raises RecipeError when what is trained on would be evaluated on, and when a split is not there."""
-    sources = {role: _find(data, role) for role in data.splits}
-    for role in sorted(sources.keys() - {"train"}):
-        one, other = sources["train"], sources[role]
-        starts, ends = zip(one.part, other.part, strict=True)
-        if (shared := one.texts & other.texts) and max(starts) < min(ends):
-            raise RecipeError(
-                f"data.splits: train and {role} are both of {', '.join(sorted(shared))}: name parts of it that do not "
-                "overlap, name[:90%] and name[90%:]"
-            )
-
-
-def local_files(data: Data) -> list[Path]:
-    """The files that the splits are read from, as far as they are there and not of the Hub."""
-    found: list[Path] = []
-    for role in data.splits if Path(data.path).exists() else ():
-        with suppress(RecipeError):  # of a split that is not there: `check_splits` says so
-            found += map(Path, _find(data, role).texts)
-    return found
-
-
-class _Source(NamedTuple):
-    """Where the rows of a split are: those from a number on, and which files or splits of the Hub hold them."""
-
-    rows: Callable[[int], Iterator[Columns]]
-    texts: frozenset[str]
-    part: tuple[float, float] = (0, math.inf)  # of them
-    is_cut: bool = True  # whether `rows` are those of the part already
-
-
-def _find(data: Data, role: str) -> _Source:
-    """The first name of the role that exists, and the part of it that is asked for."""
-    path = Path(data.path)
-    tried = []
-    for candidate in data.splits[role]:
-        if "[" in candidate and (path / candidate).is_file():  # a name, though it looks like a part of a split
-            return _local_source({"": path / candidate}, data)
-        match = re.fullmatch(r"(?P<name>[^\[\]]*)(\[(?P<first>\d*)%?:(?P<last>\d*)%?\])?", candidate)
-        if match is None:
-            raise RecipeError(f"data.splits.{role}: {candidate!r} is not of the form name or name[10%:90%]")
-        part = (int(match["first"] or 0) / 100, int(match["last"]) / 100 if match["last"] else math.inf)
-        if not path.exists():
-            return _Source(_hub(data, candidate, role), frozenset(match["name"].split("+")), part)
-        files = _files(path, match["name"], data)
-        if files:
-            return _local_source(files, data)._replace(part=part, is_cut=not candidate.endswith("]"))
-        tried.append(match["name"])
-    raise RecipeError(f"data.splits.{role}: {path} holds no {' or '.join(tried)}")
-
-
-def _local_source(files: dict[str, Path], data: Data) -> _Source:
-    return _Source(partial(_local, files, data), frozenset(str(file.resolve()) for file in files.values()))
-
-
-def _files(path: Path, name: str, data: Data) -> dict[str, Path]:
-    """The files of a split: {column: file} for parallel text, {"": file} for one file with all columns."""
-    if path.is_file():
-        return {"": path}
-    if (path / name).is_file():
-        return {"": path / name}
-    endings = [
-        [column for column in columns if (path / f"{name}.{column}").is_file()] for columns in data.columns.values()
-    ]
-    if all(endings):
-        return {column: path / f"{name}.{column}" for column, *_ in endings}
-    for file in (path / f"{name}.{suffix}" for suffix in BUILDERS):
-        if file.is_file():
-            return {"": file}
-    return {}
-
-
-def _local(files: Mapping[str, Path], data: Data, skip: int) -> Iterator[Columns]:
-    """Rows of one file, or of parallel text files read line by line."""
-    if "" in files:
-        file = files[""]
-        suffixes = [suffix.lstrip(".") for suffix in file.suffixes]
-        builder = next((BUILDERS[suffix] for suffix in reversed(suffixes) if suffix in BUILDERS), "text")
-        yield from _stream(builder, file, data.sample_by, skip)
-        return
-    streams = {column: _stream("text", file, "line", skip) for column, file in files.items()}
-    while True:
-        chunks = {column: next(stream, {"text": []})["text"] for column, stream in streams.items()}
-        lengths = {column: len(chunk) for column, chunk in chunks.items()}
-        if len(set(lengths.values())) > 1:
-            raise RecipeError(f"{', '.join(map(str, files.values()))}: not parallel, one has fewer lines")
-        if not any(lengths.values()):
-            return
-        yield chunks
-
-
-def _stream(builder: str, file: Path, sample_by: str, skip: int) -> Iterator[Columns]:
-    options: dict[str, Any] = {} if builder == "parquet" else {"encoding_errors": __name__}
-    if builder == "json":
-        options["encoding"] = "utf8"  # what is called "utf-8" it does not decode, and so finds nothing broken
-    if builder == "text":
-        options["sample_by"] = sample_by
-    if file.suffix == ".tsv":
-        options["sep"] = "\t"
-    try:
-        rows = load_dataset(builder, data_files=glob.escape(str(file)), split="train", streaming=True, **options)
-        yield from rows.skip(skip).iter(CHUNK)
-    except RecipeError:
-        raise
-    except Exception as error:  # each reader raises its own kind
-        raise RecipeError(f"{file}: cannot be read as {builder}: {reason(error)}") from error
-
-
-def _hub(data: Data, split: str, role: str) -> Callable[[int], Iterator[Columns]]:
-    streaming = data.streaming and role == "train"
-
-    def rows(skip: int) -> Iterator[Columns]:
-        try:
-            dataset = load_dataset(data.path, data.name, split=split, revision=data.revision, streaming=streaming)
-        except Exception as error:  # no network, no such dataset, no such split: each has its own kind
-            raise RecipeError(
-                f"data.path: no file {data.path!r} here, and not to be had from the Hub: {reason(error)}"
-            ) from error
-        rest = dataset.skip(skip) if isinstance(dataset, IterableDataset) else dataset.select(range(skip, len(dataset)))
-        yield from rest.iter(CHUNK)
-
-    return rows
-
-
-def _part(chunks: Iterator[Columns], part: tuple[float, float], role: str) -> Iterator[Columns]:
-    """Some hundredths of the rows; of the characters, where a single row holds the whole text."""
-    whole: Columns = {}
-    for chunk in chunks:
-        for column, values in chunk.items():
-            whole.setdefault(column, []).extend(values)
-    for column, values in whole.items():
-        rows: Any = values[0] if len(values) == 1 and isinstance(values[0], str) else values
-        first, last = (int(len(rows) * min(share, 1)) for share in part)
-        whole[column] = [rows[first:last]] if isinstance(rows, str) else rows[first:last]
-    if not any(any(values) for values in whole.values()):
-        raise RecipeError(f"data.splits.{role}: the part asked for is empty")
-    yield whole
-
-
-def clean(
-    chunks: Iterable[Columns], columns: Iterable[str], refused: Counter, empty_allowed: bool
-) -> Iterator[Columns]:
-    """Only the usable rows; the others are counted in `refused` by what is wrong with them."""
-    columns = tuple(columns)
-    for chunk in chunks:
-        keep = []
-        for row, texts in enumerate(zip(*(chunk[column] for column in columns), strict=True)):
-            if not all(isinstance(text, str) for text in texts):
-                refused["not text"] += 1
-            elif not empty_allowed and not all(text.strip() for text in texts):
-                refused["empty"] += 1
-            elif any(UNDECODABLE in text for text in texts):
-                refused["broken UTF-8"] += 1
-            elif any("\0" in text for text in texts):
-                refused["with zero bytes, as in UTF-16"] += 1
-            else:
-                keep.append(row)
-        if len(keep) == len(chunk[columns[0]]):
-            yield chunk
-        elif keep:
-            yield {column: [values[row] for row in keep] for column, values in chunk.items()}
 
 
 # --- Tokens ---------------------------------------------------------------------------------------------------------
@@ -246,7 +48,8 @@ def make_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
     if PATH in recipe.model:
         return read_tokenizer(located(recipe.model[PATH]), f"no tokenizer.path is given, and model.{PATH}")
     columns, refused = tuple(recipe.data.columns), Counter[str]()
-    chunks = clean(read(recipe.data, "train"), columns, refused, recipe.objective != "translation")
+    are_pairs = recipe.objective == "translation"
+    chunks = (clean(chunk, columns, refused, not are_pairs) for chunk in read(recipe.data, "train"))
     texts = (text for chunk in chunks for column in columns for text in chunk[column])
     try:
         return train_tokenizer(
@@ -277,34 +80,34 @@ def read_tokenizer(path: str | Path, field: str) -> PreTrainedTokenizerFast:
 
 @dataclass(frozen=True)
 class Sequences:
-    """Many token sequences, one after the other in one array: sequence i is `tokens[offsets[i] : offsets[i + 1]]`."""
+    """Many token sequences, one after the other in one array, in memory or mapped from a file."""
 
-    tokens: np.ndarray  # [all tokens] int32
-    offsets: np.ndarray  # [sequences + 1] int64
+    tokens: np.ndarray  # [all tokens] uint16, or uint32 where a vocabulary is larger
+    lengths: np.ndarray  # [sequences] unsigned
 
     @classmethod
-    def of(cls, lists: Iterable[list[int]]) -> "Sequences":
+    def of(cls, lists: Iterable[list[int]], dtype: Any = np.uint32) -> "Sequences":
         """From one list of token ids a sequence."""
         lists = list(lists)
-        offsets = np.zeros(len(lists) + 1, np.int64)
-        np.cumsum([len(ids) for ids in lists], out=offsets[1:])
-        tokens = np.fromiter((token for ids in lists for token in ids), np.int32, offsets[-1])
-        return cls(tokens, offsets)
+        lengths = np.fromiter(map(len, lists), np.uint32, len(lists))
+        return cls(np.fromiter(chain.from_iterable(lists), dtype, int(lengths.sum())), lengths)
 
     @classmethod
     def join(cls, many: "list[Sequences]") -> "Sequences":
         """All sequences of several sets, in order."""
-        lengths = np.concatenate([each.lengths for each in many])
-        return cls(np.concatenate([each.tokens for each in many]), np.concatenate([[0], np.cumsum(lengths)]))
+        return cls(np.concatenate([each.tokens for each in many]), np.concatenate([each.lengths for each in many]))
 
-    @property
-    def lengths(self) -> np.ndarray:
-        """[sequences] int64"""
-        return np.diff(self.offsets)
+    @cached_property
+    def offsets(self) -> np.ndarray:
+        """[sequences + 1] int64: sequence i is `tokens[offsets[i] : offsets[i + 1]]`."""
+        offsets = np.zeros(len(self.lengths) + 1, np.int64)
+        np.cumsum(self.lengths, out=offsets[1:])
+        return offsets
 
     def take(self, rows: np.ndarray) -> "Sequences":
         """The sequences of `rows`, in that order."""
-        return Sequences.join([Sequences(self.tokens[a:b], np.array([0, b - a])) for a, b in self._bounds(rows)])
+        parts = [self.tokens[self.offsets[row] : self.offsets[row + 1]] for row in rows]
+        return Sequences(np.concatenate([self.tokens[:0], *parts]), self.lengths[rows])
 
     def padded(self, rows: np.ndarray, fill: int, multiple: int = 1) -> np.ndarray:
         """[rows, longest of them] int64, filled up on the right; the width is rounded up to a multiple."""
@@ -315,8 +118,15 @@ class Sequences:
         out[is_token] = self.tokens[(starts[:, None] + columns)[is_token]]
         return out
 
-    def _bounds(self, rows: np.ndarray) -> Iterator[tuple[int, int]]:
-        return zip(self.offsets[rows].tolist(), self.offsets[rows + 1].tolist(), strict=True)
+    def count(self, token: int) -> int:
+        """How often a token occurs."""
+        return sum(int(np.count_nonzero(block == token)) for block in blocks(self.tokens))
+
+
+def blocks(array: np.ndarray) -> Iterator[np.ndarray]:
+    """An array piece by piece, which may be mapped from a file larger than the memory."""
+    for start in range(0, len(array), BLOCK):
+        yield array[start : start + BLOCK]
 
 
 @dataclass(frozen=True)
@@ -330,12 +140,16 @@ class Corpus:
     bytes: int = 0  # of the usable text, in UTF-8
     words: int = 0  # of the usable text, each row's end counted as one
 
+    @cached_property
     def fingerprint(self) -> str:
         """SHA-256 over all tokens and boundaries: two corpora that train alike have the same."""
         digest = hashlib.sha256()
         for name, sequences in sorted(self.columns.items()):
-            for array in (sequences.tokens, sequences.offsets):
-                digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
+            # As version 0.1 kept them, whose runs are resumed.
+            for array, dtype in ((sequences.tokens, np.int32), (sequences.offsets, np.int64)):
+                digest.update(name.encode())
+                for block in blocks(array):
+                    digest.update(block.astype(dtype, copy=False).tobytes())
         return digest.hexdigest()
 
 
@@ -350,43 +164,60 @@ def tokenised(recipe: Recipe, role: str, chunks: Iterable[Columns], encode: Enco
 
     Raises RecipeError when rows are malformed and the recipe refuses that, or when none is left.
     """
+    parts: list[Corpus] = list(tokenise(recipe, chunks, encode, keep_texts))
+    joined = Corpus(
+        {name: Sequences.join([part.columns[name] for part in parts]) for name in recipe.data.columns if parts},
+        {name: [text for part in parts for text in part.texts[name]] for name in parts[0].texts} if parts else {},
+        sum((part.refused for part in parts), Counter()),
+        *(sum(getattr(part, name) for part in parts) for name in COUNTS),
+    )
+    check_rows(joined, recipe, role)
+    return joined
+
+
+def check_rows(split: Corpus, recipe: Recipe, role: str) -> None:
+    """Raises RecipeError when rows are malformed and the recipe refuses that, or when none is left."""
+    if split.refused and recipe.data.malformed == "refuse":
+        said = describe(split.refused)
+        raise RecipeError(f"data.splits.{role}: malformed rows ({said}) and data.malformed is refuse")
+    if not any(len(sequences.lengths) for sequences in split.columns.values()):
+        raise NothingUsable(f"data.splits.{role}: no usable row ({describe(split.refused) or 'it is empty'})")
+
+
+def tokenise(recipe: Recipe, chunks: Iterable[Columns], encode: Encode, keep_texts: bool = False) -> Iterator[Corpus]:
+    """Each chunk of rows, clean and tokenised; a chunk may have no usable row."""
     pairs = recipe.objective == "translation"
     names = tuple(recipe.data.columns)
-    refused: Counter = Counter()
-    counts = dict.fromkeys(("rows", "bytes", "words"), 0)
-    parts: dict[str, list[Sequences]] = {name: [] for name in names}
-    texts: Columns = {}
-    for chunk in clean(_counted(chunks, counts), names, refused, empty_allowed=not pairs):
+    for chunk in chunks:
+        refused: Counter = Counter()
+        rows = len(chunk[names[0]])
+        chunk = clean(chunk, names, refused, empty_allowed=not pairs)
         encoded = {name: Sequences.of(encode(chunk[name])) for name in names}
         if pairs:
             longest = np.max([sequences.lengths for sequences in encoded.values()], axis=0)
-            rows = np.flatnonzero(longest <= recipe.data.max_length)
-            if len(rows) < len(longest):
-                refused["too long"] += len(longest) - len(rows)
-                encoded = {name: sequences.take(rows) for name, sequences in encoded.items()} if len(rows) else {}
-                chunk = {name: [values[row] for row in rows] for name, values in chunk.items()}
-        for name, sequences in encoded.items():
-            parts[name].append(sequences)
-            counts["bytes"] += sum(len(text.encode()) for text in chunk[name])
-            counts["words"] += sum(len(text.split()) + 1 for text in chunk[name])
-        if keep_texts:
-            for name, values in chunk.items():
-                texts.setdefault(name, []).extend(values)
-    if refused and recipe.data.malformed == "refuse":
-        raise RecipeError(f"data.splits.{role}: malformed rows ({describe(refused)}) and data.malformed is refuse")
-    if not any(parts.values()):
-        raise NothingUsable(f"data.splits.{role}: no usable row ({describe(refused) or 'it is empty'})")
-    return Corpus({name: Sequences.join(parts[name]) for name in names}, texts, refused, **counts)
+            kept = np.flatnonzero(longest <= recipe.data.max_length)
+            if len(kept) < len(longest):
+                refused["too long"] += len(longest) - len(kept)
+                encoded = {name: sequences.take(kept) for name, sequences in encoded.items()}
+                chunk = {name: [values[row] for row in kept] for name, values in chunk.items()}
+        usable = [text for name in names for text in chunk[name]]
+        size, words = sum(len(text.encode()) for text in usable), sum(len(text.split()) + 1 for text in usable)
+        yield Corpus(encoded, chunk if keep_texts else {}, refused, rows, size, words)
 
 
 class Parts:
     """The training split as `parts(epoch, first)` gives it: whole, or part by part in the order of the stream."""
 
     def __init__(
-        self, recipe: Recipe, encode: Encode, end: Callable[[Corpus], int], say: Callable[[str], object]
+        self,
+        recipe: Recipe,
+        encode: Encode,
+        end: Callable[[Corpus], int],
+        say: Callable[[str], object],
+        whole: Callable[[], Corpus] | None = None,
     ) -> None:
         """`end` is how much there is to predict in a part: those with nothing are passed over. Which these are is said
-        once, as is what is left out of others.
+        once, as is what is left out of others. `whole` reads a split that is not streamed, otherwise into memory.
 
         Raises RecipeError when no part has anything.
         """
@@ -395,7 +226,7 @@ class Parts:
         if recipe.data.streaming:
             self.first = next((part for _, part in self._stream(0)), Corpus({}))
         else:
-            self.first = load(recipe, "train", encode)
+            self.first = load(recipe, "train", encode) if whole is None else whole()
         if not self.first.columns or end(self.first) < 1:
             raise RecipeError("data.splits.train: there is nothing to predict")
 
@@ -449,21 +280,16 @@ def account(role: str, split: Corpus, usable: int, tokenizer: PreTrainedTokenize
     # Tokenizers that know every byte may have given its place to another token.
     known = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
     unknown_id = None if tokenizer.unk_token_id in known else tokenizer.unk_token_id
-    tokens = np.concatenate([sequences.tokens for sequences in split.columns.values()])
-    unknown = 0 if unknown_id is None else np.count_nonzero(tokens == unknown_id)
-    unread = f"; {unknown:,} of {len(tokens):,} tokens unknown to the tokenizer" if unknown else ""
+    columns = split.columns.values()
+    unknown = 0 if unknown_id is None else sum(sequences.count(unknown_id) for sequences in columns)
+    total = sum(len(sequences.tokens) for sequences in columns)
+    unread = f"; {unknown:,} of {total:,} tokens unknown to the tokenizer" if unknown else ""
     return f"{role}: {usable:,} rows of {split.rows:,}{left_out}{unread}"
 
 
 def describe(refused: Counter) -> str:
     """`12 empty, 3 too long`"""
     return ", ".join(f"{count} {reason}" for reason, count in refused.most_common())
-
-
-def _counted(chunks: Iterable[Columns], counts: dict[str, int]) -> Iterator[Columns]:
-    for chunk in chunks:
-        counts["rows"] += len(next(iter(chunk.values())))
-        yield chunk
 
 
 # --- Batches --------------------------------------------------------------------------------------------------------

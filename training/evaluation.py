@@ -16,10 +16,11 @@ from hf_scratch_transformer.files import write_text
 from hf_scratch_transformer.insight.records import RISING
 
 from . import metrics
-from .corpus import GROUP, Batches, Corpus
+from .corpus import Batches, Corpus
 from .objectives import Translation
 from .run import EVALUATION, Interrupted, Run, Session
 from .sections import RecipeError
+from .sources import GROUP
 
 
 def validate(run: Run) -> dict[str, Any]:

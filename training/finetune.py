@@ -100,7 +100,9 @@ def parse(argv: list[str]) -> tuple[Task, TrainingArguments]:
     if repeated:
         raise RecipeError(f"{argv[0]}: {'; '.join(repeated)}")
     listed = {key: value if isinstance(value, list) else [value] for key, value in entries.items()}
-    words = [word for key, values in listed.items() for word in (f"--{key}", *map(str, values))]
+    words: list[str] = []
+    for key, values in listed.items():  # a single one may begin with a dash
+        words += [f"--{key}={values[0]}"] if len(values) == 1 else [f"--{key}", *map(str, values)]
     parser = HfArgumentParser((Task, TrainingArguments))
     *parsed, unknown = parser.parse_args_into_dataclasses([*words, *argv[1:]], return_remaining_strings=True)
     if unknown:

@@ -36,10 +36,13 @@ class Objective(ABC):
 
     def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> None:
         self.recipe, self.tokenizer = recipe, tokenizer
+        # What a text is cut to, or filled up to, is for a model that has been trained.
+        tokenizer.backend_tokenizer.no_truncation()
+        tokenizer.backend_tokenizer.no_padding()
 
-    @abstractmethod
     def encode(self, texts: list[str]) -> list[list[int]]:
-        """Token ids of each text, special tokens included."""
+        """Token ids of each text, special tokens included; several threads may ask at once."""
+        return [encoding.ids for encoding in self.tokenizer.backend_tokenizer.encode_batch_fast(texts)]
 
     @abstractmethod
     def plan(self, corpus: Corpus, rng: np.random.Generator | None) -> list[Any]:
@@ -99,9 +102,6 @@ class Translation(Objective):
             raise RecipeError(
                 f"tokenizer: {tokenizer.name_or_path}: a translator needs an end-of-sentence and a padding token"
             )
-
-    def encode(self, texts: list[str]) -> list[list[int]]:
-        return self.tokenizer(texts, return_attention_mask=False)["input_ids"]
 
     def plan(self, corpus: Corpus, rng: np.random.Generator | None) -> list[np.ndarray]:
         lengths = np.stack([corpus.columns["source"].lengths, corpus.columns["target"].lengths], axis=1)
@@ -211,7 +211,7 @@ class CausalLM(_Windows):
     targets = "shift_labels"
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        ids = self.tokenizer(texts, return_attention_mask=False)["input_ids"]
+        ids = super().encode(texts)
         # One row that is the whole text has no end to learn.
         whole = self.recipe.data.sample_by == "document" and len(texts) == 1
         end = [] if whole or self.tokenizer.eos_token_id is None else [self.tokenizer.eos_token_id]
@@ -223,7 +223,8 @@ class CausalLM(_Windows):
     def collate(self, corpus: Corpus, item: np.ndarray, rng: np.random.Generator, step: int) -> Batch:
         stream = corpus.columns["text"].tokens
         indices, counts, positions = self.cut(corpus, item)
-        batch = {"input_ids": stream[indices], "shift_labels": np.where(counts, stream[indices + 1], IGNORED)}
+        following = stream[indices + 1].astype(np.int64)
+        batch = {"input_ids": stream[indices], "shift_labels": np.where(counts, following, IGNORED)}
         if positions is not None:
             batch["position_ids"] = positions
         return {name: torch.from_numpy(values.astype(np.int64)) for name, values in batch.items()}
@@ -265,9 +266,6 @@ class MaskedLM(_Windows):
         byte_level = any(piece.startswith("Ġ") for piece in pieces)
         inside = [not piece.startswith("Ġ") if byte_level else piece.startswith("##") for piece in pieces]
         self.inside = np.array(inside) & ~self.special  # pieces that go on with the word before them
-
-    def encode(self, texts: list[str]) -> list[list[int]]:
-        return self.tokenizer(texts, return_attention_mask=False)["input_ids"]
 
     def end(self, corpus: Corpus) -> int:
         return len(corpus.columns["text"].tokens)

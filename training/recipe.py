@@ -58,6 +58,9 @@ class Data(Section):
         "for, the first that exists counts",
     )
     sample_by: Literal["line", "paragraph", "document"] = Field("line", description="what a row of plain text is")
+    cache: PathText | None = Field(
+        None, description="folder that keeps the tokens of training splits; null: scratch_transformer in HF_HOME"
+    )
     streaming: bool = Field(False, description="read the training split part by part, not into memory at once")
     part_rows: int = Field(100_000, ge=1, description="rows of a streamed part")
     malformed: Literal["skip", "refuse"] = Field("skip", description="what happens to rows that cannot be used")
@@ -206,7 +209,7 @@ class Recipe(Section):
     def identity(self) -> dict[str, Any]:
         """The part of the recipe that a resumed run must share: everything but places, retention and reporting."""
         reporting = {"output_dir", "trackers", "push_to_hub", "license", "model_card", "checkpoints"}
-        by_content = {"path", "splits", "workers", "languages"}  # what is read is compared by its content
+        by_content = {"path", "splits", "workers", "languages", "cache"}  # what is read is compared by its content
         excluded = dict.fromkeys(reporting | ORDERS, True) | {"data": by_content, "model": {PATH}}
         return self.model_dump(mode="json", exclude=excluded)
 

@@ -32,7 +32,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from hf_scratch_transformer.files import replacing, write_text
 from hf_scratch_transformer.tokenization import check_tokenizer, config_fields
 
-from . import checkpoints, corpus, folder, metrics, sharding
+from . import checkpoints, corpus, folder, metrics, preparation, sharding, sources
 from .base_model import PATH, fingerprint, open_base
 from .objectives import OBJECTIVES, Objective
 from .optimisation import autocasts, optimizers
@@ -234,13 +234,13 @@ def open_run(recipe: Recipe, accelerator: Accelerator, source: Path) -> Run:
     where = Path(recipe.output_dir)
     if accelerator.is_main_process:
         named = [("the recipe", source), ("data", Path(recipe.data.path))]
-        named += [("data", path) for path in corpus.local_files(recipe.data)]
+        named += [("data", path) for path in sources.local_files(recipe.data)]
         models = {"tokenizer.path": recipe.tokenizer.path, f"model.{PATH}": recipe.model.get(PATH)}
         named += [(name, Path(path)) for name, path in models.items() if path]
         folder.check(where, named, resume=recipe.resume, overwrite=recipe.overwrite)
         if recipe.model_card is not None:
             metrics.check_card(Path(recipe.model_card), source, where)
-    corpus.check_splits(recipe.data)
+    sources.check_splits(recipe.data)
     tokenizer = open_tokenizer(recipe, where, accelerator)
     objective = OBJECTIVES[recipe.objective](recipe, tokenizer)
     run = prepare(recipe, accelerator, plugin, objective, where, started)
@@ -276,7 +276,7 @@ def open_tokenizer(recipe: Recipe, where: Path, accelerator: Accelerator) -> Pre
                 corpus.read_tokenizer(saved, "output_dir")  # which would name another folder below
             else:
                 saved = Path(temporary, "made")
-                corpus.make_tokenizer(recipe).save_pretrained(saved)
+                preparation.tokenizer(recipe).save_pretrained(saved)
             files = {path.name: path.read_bytes() for path in saved.iterdir()}
         read = Path(temporary, "tokenizer")
         read.mkdir()
@@ -297,7 +297,8 @@ def prepare(
     model = build_model(recipe, accelerator, objective)
     base = {"base_model": fingerprint(model)} if PATH in recipe.model else {}
     say = partial(print, file=sys.stderr) if accelerator.is_main_process else str
-    parts = corpus.Parts(recipe, objective.encode, objective.end, say)
+    whole = partial(preparation.prepared, recipe, objective, say)
+    parts = corpus.Parts(recipe, objective.encode, objective.end, say, whole)
     train = parts.first
     held_out = {
         role: corpus.load(recipe, role, objective.encode, keep_texts=True) if role in recipe.data.splits else None
@@ -337,7 +338,7 @@ def prepare(
         identity={
             "recipe": recipe.identity(),
             "tokenizer": corpus.digest(objective.tokenizer.backend_tokenizer.to_str().encode()),
-            "corpus": train.fingerprint(),
+            "corpus": train.fingerprint,
             **base,
         },
         started=started,
@@ -380,11 +381,13 @@ def announce(
     known: dict[str, str] = {}
     for role, split in splits.items():
         if split is not None:
+            if several := sources.named(objective.recipe.data, role):
+                print(f"{role}: {several}", file=sys.stderr)
             print(corpus.account(role, split, objective.examples(split), objective.tokenizer), file=sys.stderr)
-            same = [other for other, text in known.items() if text == split.fingerprint()]
+            same = [other for other, text in known.items() if text == split.fingerprint]
             if same:
                 print(f"{role}: the same text as {' and '.join(same)}", file=sys.stderr)
-            known[role] = split.fingerprint()
+            known[role] = split.fingerprint
     cores = (os.cpu_count() or 1) // accelerator.num_processes
     if accelerator.device.type == "cpu" and torch.get_num_threads() < cores:
         # What `accelerate launch` does unless told otherwise.

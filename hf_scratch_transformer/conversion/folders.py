@@ -200,7 +200,8 @@ def _opened(source: str | os.PathLike[str]) -> Iterator[tuple[Path, PreTrainedCo
     if not path.exists():
         if path.is_absolute() or str(source).startswith(".") or str(source).count("/") != 1:
             raise ValueError(f"{source} is neither a folder nor the id of a repository, owner/name")
-        path = Path(snapshot_download(str(source), allow_patterns=["*.json", "*.safetensors", *TOKENIZER_FILES]))
+        with reading(source):
+            path = Path(snapshot_download(str(source), allow_patterns=["*.json", "*.safetensors", *TOKENIZER_FILES]))
     config = read_config(path)
     yield path, config, FolderWeights(path)
 

@@ -1,0 +1,282 @@
+"""Sources: where the rows of a split are, read through `datasets` chunk by chunk, and which of them can be used."""
+
+import codecs
+import glob
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from datasets import Dataset, IterableDataset, load_dataset
+
+from .recipe import Data
+from .sections import RecipeError, reason
+
+# How a file is read, by its ending; anything else is plain text.
+BUILDERS = {"txt": "text", "json": "json", "jsonl": "json", "csv": "csv", "tsv": "csv"} | {
+    each: each for each in ("parquet", "arrow")
+}
+PACKED = ("", ".gz", ".bz2", ".xz", ".zst", ".lz4")
+CHUNK = 10_000  # rows handled at once
+GROUP = "evaluation.group_by: "  # before the name of a column that rows are grouped by: it may be that of a text too
+# What a byte that is not UTF-8 is read as: no text holds these, but some hold U+FFFD.
+UNDECODABLE = "\ufdd0\ufdef\ufdd0"
+codecs.register_error(__name__, lambda error: (UNDECODABLE, error.end))  # type: ignore[attr-defined]
+
+Columns = dict[str, list[Any]]
+
+
+def read(data: Data, role: str, group_by: Iterable[str] = (), skip: int = 0) -> Iterator[Columns]:
+    """Chunks of rows of one split, as {name the objective uses: values}; columns to group by come with `GROUP` before.
+
+    Raises RecipeError when the split, a file or a column is not there.
+    """
+    source = _find(data, role)
+    if source.is_cut:
+        chunks = source.rows(skip)
+    elif data.streaming and role == "train":
+        raise RecipeError(f"data.splits.{role}: a part of a split needs its length, which a stream does not know")
+    else:
+        chunks = _part(source.rows(0), source.part, role)
+    wanted = data.columns | {GROUP + column: (column,) for column in group_by}
+    for chunk in chunks:
+        found = {name: next((c for c in names if c in chunk), None) for name, names in wanted.items()}
+        for name in (name for name, column in found.items() if column is None):
+            field = "evaluation.group_by" if name.startswith(GROUP) else "data.columns"
+            raise RecipeError(f"{field}: {role} has no {' or '.join(wanted[name])}; its columns are {', '.join(chunk)}")
+        yield {name: chunk[column] for name, column in found.items() if column is not None}
+
+
+def check_splits(data: Data) -> None:
+    """Raises RecipeError when what is trained on would be evaluated on, and when a split is not there."""
+    sources = {role: _find(data, role) for role in data.splits}
+    for role in sorted(sources.keys() - {"train"}):
+        one, other = sources["train"], sources[role]
+        starts, ends = zip(one.part, other.part, strict=True)
+        # Parts of the same files are of the same rows; of files that are shared in part, who knows.
+        are_apart = one.texts == other.texts and max(starts) >= min(ends)
+        if (shared := one.texts & other.texts) and not are_apart:
+            raise RecipeError(
+                f"data.splits: train and {role} are both of {', '.join(sorted(shared))}: name parts of it that do not "
+                "overlap, name[:90%] and name[90%:]"
+            )
+
+
+def local_files(data: Data) -> list[Path]:
+    """The files that the splits are read from, as far as they are there and not of the Hub."""
+    found: list[Path] = []
+    for role in data.splits if Path(data.path).exists() else ():
+        with suppress(RecipeError):  # of a split that is not there: `check_splits` says so
+            found += map(Path, _find(data, role).texts)
+    return found
+
+
+def named(data: Data, role: str) -> str:
+    """The files that a split is read from, where there are several; for people."""
+    files = [str(file) for some in _find(data, role).files.values() for file in some]
+    return f"{len(files)} files, {files[0]} to {files[-1]}" if len(files) > len(data.columns) else ""
+
+
+def content(data: Data, role: str, digest: Callable[[Path], str]) -> list[str] | None:
+    """What the rows of a split are made of: its files, by their digests, or those that `datasets` keeps of the Hub, by
+    names that hold their revision; None where it keeps none."""
+    source = _find(data, role)
+    if source.dataset is None:
+        return [f"{column} {digest(file)}" for column, some in source.files.items() for file in some]
+    dataset = None if data.streaming else source.dataset()
+    return [file["filename"] for file in dataset.cache_files] or None if isinstance(dataset, Dataset) else None
+
+
+class _Source(NamedTuple):
+    """Where the rows of a split are: those from a number on, and which files or splits of the Hub hold them."""
+
+    rows: Callable[[int], Iterator[Columns]]
+    texts: frozenset[str]
+    part: tuple[float, float] = (0, math.inf)  # of them
+    is_cut: bool = True  # whether `rows` are those of the part already
+    files: Mapping[str, Sequence[Path]] = {}  # {column: files}, or {"": files} with all columns
+    dataset: Callable[[], Dataset | IterableDataset] | None = None  # where it is of the Hub
+
+
+def _find(data: Data, role: str) -> _Source:
+    """The first name of the role that exists, and the part of it that is asked for."""
+    path = Path(data.path)
+    tried = []
+    for candidate in data.splits[role]:
+        if "[" in candidate and (path / candidate).is_file():  # a name, though it looks like a part of a split
+            return _local_source({"": [path / candidate]}, data, role)
+        match = re.fullmatch(r"(?P<name>.*?)(\[(?P<first>\d*)%?:(?P<last>\d*)%?\])?", candidate)
+        if match is None or (match["name"].endswith("]") and ":" in match["name"]):
+            raise RecipeError(f"data.splits.{role}: {candidate!r} is not of the form name or name[10%:90%]")
+        part = (int(match["first"] or 0) / 100, int(match["last"]) / 100 if match["last"] else math.inf)
+        if not path.exists():
+            dataset = partial(_hub, data, candidate, role)
+            return _Source(partial(_hub_rows, dataset), frozenset(match["name"].split("+")), part, dataset=dataset)
+        files = _files(path, match["name"], data)
+        if files:
+            return _local_source(files, data, role)._replace(part=part, is_cut=match[2] is None)
+        tried.append(match["name"])
+    raise RecipeError(f"data.splits.{role}: {path} holds no {' or '.join(tried)}")
+
+
+def _local_source(files: Mapping[str, Sequence[Path]], data: Data, role: str) -> _Source:
+    """Raises RecipeError when the files are not of one kind, or not as many for each column."""
+    every = [file for some in files.values() for file in some]
+    kinds = {_kind(file): file for file in every} if "" in files else {}
+    if len(kinds) > 1:
+        raise RecipeError(f"data.splits.{role}: {' and '.join(map(str, kinds.values()))} are not of one kind")
+    if len({len(some) for some in files.values()}) > 1:
+        counts = ", ".join(f"{len(some)} of {column}" for column, some in files.items())
+        raise RecipeError(f"data.splits.{role}: not parallel, there are files for {counts}")
+    return _Source(partial(_local, files, data), frozenset(str(file.resolve()) for file in every), files=files)
+
+
+def _files(path: Path, name: str, data: Data) -> dict[str, list[Path]]:
+    """The files of a split, in their order: a file; parallel text, {column: files}; files of one kind with all columns,
+    {"": files}, by their stem, by a pattern, or in a folder."""
+    if path.is_file():
+        return {"": [path]}
+    if (path / name).is_file():
+        return {"": [path / name]}
+    sides = [
+        [(column, files) for column in columns if (files := _shards(path, name, f".{column}"))]
+        for columns in data.columns.values()
+    ]
+    if all(sides):
+        return dict(first for first, *_ in sides)
+    endings = [f".{suffix}{packed}" for packed in PACKED for suffix in BUILDERS]
+    endings.insert(0 if glob.has_magic(name) else len(endings), "")  # a pattern means all that it matches
+    for ending in endings:
+        if files := _shards(path, name, ending):
+            return {"": files}
+    inside = _readable(path / name) if (path / name).is_dir() else []
+    return {"": inside} if inside else {}
+
+
+def _shards(folder: Path, name: str, ending: str = "") -> list[Path]:
+    """The file of that name, or the files that a pattern matches or that it is split into (`name-00000-of-00003`)."""
+    if (folder / f"{name}{ending}").is_file():
+        return [folder / f"{name}{ending}"]
+    numbered = f"{glob.escape(name)}-[0-9]*-of-[0-9]*{ending}"
+    found: list[str] = []
+    for pattern in (numbered, f"{name}{ending}") if glob.has_magic(name) else (numbered,):
+        if "\0" not in pattern:
+            found = found or glob.glob(os.path.join(glob.escape(str(folder)), pattern), recursive=True)
+    return sorted(file for file in map(Path, found) if file.is_file())
+
+
+def _readable(folder: Path) -> list[Path]:
+    """The files in a folder, and in those within it, whose endings say that they are texts."""
+    files = (file for file in folder.rglob("*") if not file.name.startswith(".") and file.is_file())
+    return sorted(file for file in files if _suffix(file))
+
+
+def _suffix(file: Path) -> str:
+    """What says how a file is read, behind which it may be compressed; empty: nothing does."""
+    suffixes = [suffix.lstrip(".") for suffix in reversed(file.suffixes)]
+    return next((suffix for suffix in suffixes if suffix in BUILDERS), "")
+
+
+def _kind(file: Path) -> tuple[str, bool]:
+    """The builder that reads a file, and whether tabs are between its columns."""
+    return BUILDERS.get(_suffix(file), "text"), _suffix(file) == "tsv"
+
+
+def _local(files: Mapping[str, Sequence[Path]], data: Data, skip: int) -> Iterator[Columns]:
+    """Rows of files with all columns, or of parallel text files read line by line."""
+    if "" in files:
+        yield from _stream(_kind(files[""][0]), files[""], data.sample_by, skip)
+        return
+    for shards in zip(*files.values(), strict=True):
+        for chunk in _parallel(dict(zip(files, shards, strict=True))):
+            rows = len(next(iter(chunk.values())))
+            if skip < rows:
+                yield {column: values[skip:] for column, values in chunk.items()}
+            skip = max(0, skip - rows)
+
+
+def _parallel(files: Mapping[str, Path]) -> Iterator[Columns]:
+    streams = {column: _stream(("text", False), [file], "line", 0) for column, file in files.items()}
+    while True:
+        chunks = {column: next(stream, {"text": []})["text"] for column, stream in streams.items()}
+        lengths = {column: len(chunk) for column, chunk in chunks.items()}
+        if len(set(lengths.values())) > 1:
+            raise RecipeError(f"{', '.join(map(str, files.values()))}: not parallel, one has fewer lines")
+        if not any(lengths.values()):
+            return
+        yield chunks
+
+
+def _stream(kind: tuple[str, bool], files: Sequence[Path], sample_by: str, skip: int) -> Iterator[Columns]:
+    builder, is_by_tabs = kind
+    options: dict[str, Any] = {} if builder in ("parquet", "arrow") else {"encoding_errors": __name__}
+    if builder == "json":
+        options["encoding"] = "utf8"  # what is called "utf-8" it does not decode, and so finds nothing broken
+    if builder == "text":
+        options["sample_by"] = sample_by
+    if is_by_tabs:
+        options["sep"] = "\t"
+    names = [glob.escape(str(file)) for file in files]
+    try:
+        rows = load_dataset(builder, data_files=names, split="train", streaming=True, **options)
+        yield from rows.skip(skip).iter(CHUNK)
+    except RecipeError:
+        raise
+    except Exception as error:  # each reader raises its own kind
+        which = f"{files[0]}{f' or one of {len(files) - 1} more' if len(files) > 1 else ''}"
+        raise RecipeError(f"{which}: cannot be read as {builder}: {reason(error)}") from error
+
+
+def _hub(data: Data, split: str, role: str) -> Dataset | IterableDataset:
+    streaming = data.streaming and role == "train"
+    try:
+        return load_dataset(data.path, data.name, split=split, revision=data.revision, streaming=streaming)
+    except Exception as error:  # no network, no such dataset, no such split: each has its own kind
+        said = f"no file {data.path!r} here, and not to be had from the Hub: {reason(error)}"
+        raise RecipeError(f"data.path: {said}") from error
+
+
+def _hub_rows(dataset: Callable[[], Dataset | IterableDataset], skip: int) -> Iterator[Columns]:
+    whole = dataset()
+    rest = whole.skip(skip) if isinstance(whole, IterableDataset) else whole.select(range(skip, len(whole)))
+    yield from rest.iter(CHUNK)
+
+
+def _part(chunks: Iterator[Columns], part: tuple[float, float], role: str) -> Iterator[Columns]:
+    """Some hundredths of the rows; of the characters, where a single row holds the whole text."""
+    whole: Columns = {}
+    for chunk in chunks:
+        for column, values in chunk.items():
+            whole.setdefault(column, []).extend(values)
+    for column, values in whole.items():
+        rows: Any = values[0] if len(values) == 1 and isinstance(values[0], str) else values
+        first, last = (int(len(rows) * min(share, 1)) for share in part)
+        whole[column] = [rows[first:last]] if isinstance(rows, str) else rows[first:last]
+    if not any(any(values) for values in whole.values()):
+        raise RecipeError(f"data.splits.{role}: the part asked for is empty")
+    yield whole
+
+
+def clean(chunk: Columns, columns: Iterable[str], refused: Counter, empty_allowed: bool) -> Columns:
+    """Only the usable rows; the others are counted in `refused` by what is wrong with them."""
+    columns = tuple(columns)
+    keep = []
+    for row, texts in enumerate(zip(*(chunk[column] for column in columns), strict=True)):
+        if not all(isinstance(text, str) for text in texts):
+            refused["not text"] += 1
+        elif not empty_allowed and not all(text.strip() for text in texts):
+            refused["empty"] += 1
+        elif any(UNDECODABLE in text for text in texts):
+            refused["broken UTF-8"] += 1
+        elif any("\0" in text for text in texts):
+            refused["with zero bytes, as in UTF-16"] += 1
+        else:
+            keep.append(row)
+    if len(keep) == len(chunk[columns[0]]):
+        return chunk
+    return {column: [values[row] for row in keep] for column, values in chunk.items()}
