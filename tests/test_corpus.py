@@ -244,6 +244,12 @@ def test_buckets_hold_every_row_once_within_the_budget(seed):
     ]
 
 
+def test_lengths_of_a_small_type_fit_any_budget():
+    lengths = np.array([[3, 2], [60_000, 1], [5, 5]], np.uint16)
+    (rows,) = bucket(lengths, 10**6)
+    assert sorted(rows) == [0, 1, 2] and len(bucket(lengths, 65_536)) == 2
+
+
 def test_padding_keeps_every_token_and_nothing_else():
     sequences = Sequences.of([[1, 2, 3], [4], [], [5, 6]])
     assert sequences.padded(np.array([0, 3, 1]), -100).tolist() == [[1, 2, 3], [5, 6, -100], [4, -100, -100]]

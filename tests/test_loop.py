@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,20 @@ def test_a_resumed_run_is_the_run_that_never_stopped(objective, tmp_path, monkey
             tiny_runs.run(recipe, tmp_path / "killed", *(["--resume"] if number else []))
     assert tiny_runs.run(recipe, tmp_path / "killed", "--resume") == 0
     assert_same(tmp_path / "whole", tmp_path / "killed")
+
+
+def test_the_share_of_time_that_is_spent_waiting_for_data_is_logged(tmp_path, monkeypatch):
+    recipe = tiny_runs.write_recipe(tmp_path, evaluation={"every_steps": None}, checkpoints={"every_steps": None})
+    honest, slowly = Translation.collate, 0.0
+    monkeypatch.setattr(Translation, "collate", lambda *given: time.sleep(slowly) or honest(*given))
+    medians = []
+    for slowly in (0.0, 0.5):
+        assert tiny_runs.run(recipe, tmp_path / f"run {slowly}") == 0
+        lines = metrics.read(tmp_path / f"run {slowly}" / "metrics.jsonl")
+        shares = sorted(line["data_wait"] for line in lines if line["event"] == "train")
+        assert all(0 <= share <= 1 for share in shares)
+        medians.append(shares[len(shares) // 2])
+    assert medians[0] < 0.5 < medians[1]
 
 
 def test_many_resumes_in_one_epoch_and_loader_workers_change_nothing(tmp_path, monkeypatch):

@@ -305,7 +305,7 @@ def bucket(lengths: np.ndarray, budget: int, rng: np.random.Generator | None = N
 
     Returns row numbers, one array a batch; every row is in exactly one.
     """
-    longest = lengths.max(axis=1)
+    longest = lengths.max(axis=1).astype(np.int64)  # of which a smaller type has no products
     ties = rng.random(len(lengths)) if rng is not None else np.arange(len(lengths))
     order = np.lexsort((ties, *lengths.T, longest))
     ranked = longest[order]

@@ -104,10 +104,17 @@ def _batches(run: Run) -> Iterator[list[tuple[Batch, int]]]:
                 share=share,
             )
             loader = iter(batches.loader(state.batch, recipe.data.workers, accelerator.device.type == "cuda"))
-            while group := list(itertools.islice(loader, size)):
+            while group := _drawn(run, loader, size):
                 yield group
             state.part, state.batch = state.part + 1, 0
         state.epoch, state.part = state.epoch + 1, 0
+
+
+def _drawn(run: Run, loader: Iterator[tuple[Batch, int]], size: int) -> list[tuple[Batch, int]]:
+    before = time.monotonic()
+    group = list(itertools.islice(loader, size))
+    run.data_seconds += time.monotonic() - before
+    return group
 
 
 def _step(run: Run, group: list[tuple[Batch, int]]) -> float:
@@ -189,13 +196,15 @@ def _log_training(run: Run, bar: ProgressBar, norm: float) -> None:
     """One line of training loss and speed, over the steps since the line before."""
     state = run.state
     run.collect_loss()
+    seconds = max(state.seconds - state.window_start, 1e-9)
     values = {
         "step": state.step,
         "epoch": state.epoch,
         "seconds": round(state.seconds, 2),
         "targets": state.targets,
         "loss": state.window_loss_sum / max(state.window_targets, 1),
-        "tokens_per_second": round(state.window_targets / max(state.seconds - state.window_start, 1e-9), 1),
+        "tokens_per_second": round(state.window_targets / seconds, 1),
+        "data_wait": round(min(run.data_seconds / seconds, 1.0), 4),  # of the time
         "learning_rate": run.optimizers[0].param_groups[0]["lr"],
         "gradient_norm": norm,
         "memory_mb": round(used_memory(run.accelerator.device)),
@@ -206,7 +215,7 @@ def _log_training(run: Run, bar: ProgressBar, norm: float) -> None:
         run.log.write("train", **values)
         bar.update(state.step, loss=f"{values['loss']:.3f}", tokens=f"{values['tokens_per_second']:,.0f}/s")
     run.accelerator.log({k: v for k, v in values.items() if k not in ("step", "seconds")}, step=state.step)
-    state.window_loss_sum, state.window_targets, state.window_start = 0.0, 0, state.seconds
+    state.window_loss_sum, state.window_targets, state.window_start, run.data_seconds = 0.0, 0, state.seconds, 0.0
 
 
 def _log_evaluation(run: Run, bar: ProgressBar, values: dict[str, Any]) -> None:

@@ -133,6 +133,7 @@ class Run(Session):
     loss_sum: torch.Tensor = field(init=False)  # nats of this process since the last line of the log
     started: float = field(default_factory=time.monotonic)
     last_drawn: float = field(default_factory=time.monotonic)
+    data_seconds: float = 0.0  # that this process has waited for batches since the last line of the log
 
     def __post_init__(self) -> None:
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.accelerator.device)

@@ -87,7 +87,7 @@ def content(data: Data, role: str, digest: Callable[[Path], str]) -> list[str] |
     names that hold their revision; None where it keeps none."""
     source = _find(data, role)
     if source.dataset is None:
-        return [f"{column} {digest(file)}" for column, some in source.files.items() for file in some]
+        return [f"{column} {_suffix(file)} {digest(file)}" for column, some in source.files.items() for file in some]
     dataset = None if data.streaming else source.dataset()
     return [file["filename"] for file in dataset.cache_files] or None if isinstance(dataset, Dataset) else None
 
