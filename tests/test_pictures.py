@@ -519,6 +519,7 @@ def test_the_command_says_in_a_line_what_is_wrong(folders, tmp_path):
             "its tokenizer does not work: TypeError",
         ),
         ("generation_config.json", lambda tree: tree.update(output_hidden_states="ü"), "output_hidden_states='ü' must"),
+        ("generation_config.json", lambda tree: tree.update(bos_token_id="ü"), "bos_token_id='ü' must be the number"),
     ],
 )
 def test_a_file_beside_the_weights_that_cannot_be_used_is_refused_in_a_line(folders, tmp_path, file, change, message):

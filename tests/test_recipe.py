@@ -196,6 +196,9 @@ def test_mending_what_is_said_is_enough(recipe):
         (["--model.num_hidden_layers=two"], "model.num_hidden_layers: two: "),  # an alias: the error names another
         (["--model.id2label=x"], "model.id2label: x: AttributeError: 'str' object has no attribute 'items'"),
         (['--model.id2label={"a": "b"}'], 'model.id2label: {"a": "b"}: invalid literal for int()'),
+        (["--\ud800=1"], r"'\ud800': unknown key, which holds what is no character"),
+        (["--data.x\udc80.y=1"], r"data.'x\udc80': unknown key, which holds what is no character"),
+        (["--data.path=\ud800"], "data.path: "),
         (["--model.return_dict=false"], "model.return_dict: must be true"),
         (
             ['--model.rope_parameters={"rope_type": "linear", "factor": "x", "rope_theta": 1e4}'],

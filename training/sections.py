@@ -154,12 +154,23 @@ def validated(root: type[Root], tree: dict[str, Any], hint: Callable[[str], str]
     Of a tree with mistakes the instance holds what is right: to ask it for a field that is wrong is an AttributeError.
     `hint` says what an unknown dotted key may have meant.
     """
+    broken = [*_broken_keys(tree)]
     try:
-        return root.model_validate(tree), []
+        return root.model_validate(tree), broken
     except ValidationError as error:
         mistakes = error.errors()
-        problems = [_described(mistake, root, hint) for mistake in mistakes]
+        problems = broken + [_described(mistake, root, hint) for mistake in mistakes]
         return _sound(root, tree, [mistake["loc"] for mistake in mistakes]), problems
+
+
+def _broken_keys(tree: Any, where: str = "") -> Iterator[str]:
+    """Take the keys out of a tree that hold half a character, of which pydantic can say nothing; says it."""
+    for key in list(tree) if isinstance(tree, dict) else ():
+        if str(key).encode(errors="replace").decode() == str(key):
+            yield from _broken_keys(tree[key], f"{where}{key}.")
+        else:
+            del tree[key]
+            yield f"{where}{str(key)!a}: unknown key, which holds what is no character"
 
 
 def _described(mistake: ErrorDetails, root: type[Section], hint: Callable[[str], str]) -> str:

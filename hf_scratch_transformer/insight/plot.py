@@ -4,6 +4,7 @@ matplotlib is imported once a picture is asked for: the other commands need none
 """
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -122,10 +123,19 @@ def open_model(source: str, auto_class: Any = None, attention: str | None = "eag
     # Drawn at random if missing, which a picture would not show. Only a pooler, behind all that is drawn, may be.
     if missing := sorted(name for name in found["missing_keys"] if "pooler" not in name):
         raise ValueError(f"{source}: {len(missing)} weights of {type(model).__name__} are missing, {missing[0]} first")
-    for name, value in vars(model.generation_config).items() if model.can_generate() else ():
-        if name.startswith("output_") and not isinstance(value, bool | None):  # which transformers does not check
-            raise ValueError(f"{source}: {GENERATION_CONFIG_NAME}: {name}={value!r} must be true or false")
+    if model.can_generate():
+        _check_settings(f"{source}: {GENERATION_CONFIG_NAME}", vars(model.generation_config))
     return model.eval()
+
+
+def _check_settings(where: str, settings: Mapping[str, Any]) -> None:
+    """Raise ValueError for settings of generation of a type that transformers fails at only when it generates."""
+    for name, value in settings.items():
+        ids = value if isinstance(value, list) else [value]
+        if name.startswith("output_") and not isinstance(value, bool | None):
+            raise ValueError(f"{where}: {name}={value!r} must be true or false")
+        if name.endswith("_token_id") and not all(isinstance(each, int | None) for each in ids):
+            raise ValueError(f"{where}: {name}={value!r} must be the number of a token, or several")
 
 
 def open_tokenizer(source: str, **options: Any) -> Any:
