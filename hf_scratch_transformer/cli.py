@@ -12,6 +12,7 @@ MODULES = ("conversion.command", "insight.command")
 TRAINING = {
     "train": "a model from a recipe",
     "prepare": "tokenise the corpus of a recipe ahead of a run",
+    "plan": "what a run of a recipe will take on this machine",
     "evaluate": "a finished model on text or pairs",
 }
 

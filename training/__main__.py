@@ -3,14 +3,15 @@
     accelerate launch -m training RECIPE.yaml [--key value ...]
     python -m training evaluate MODEL --data PATH [--key value ...]
     python -m training prepare RECIPE.yaml [--key value ...]
+    python -m training plan RECIPE.yaml [--minutes M] [--key value ...]
 
 Where the package is installed, it is `hf_scratch_transformer.training`, and `scratch-transformer train` and `evaluate`
 are the same in one process. RECIPE may also be the name of one that comes with it.
 
 The second measures a finished model, a folder or an id on the Hub, and writes nothing; the third tokenises the training
-split ahead of a run, which else does so at its first start. `--help` lists the keys. A run's
-folder (`--output_dir`) holds `recipe.yaml`, `environment.json`, `tokenizer/`, `metrics.jsonl`, `curves.png`,
-`checkpoints/` and `model/`. Exit codes: 0 done, 1 failed, 2 the recipe or its data cannot be used, 130 and 143 stopped
+split ahead of a run, which else does so at its first start; the last says what a run will take. `--help` lists the
+keys. A run's folder (`--output_dir`) holds `recipe.yaml`, `environment.json`, `tokenizer/`, `metrics.jsonl`,
+`curves.png`, `checkpoints/` and `model/`. Exit codes: 0 done, 1 failed, 2 the recipe or its data cannot be used, 130 and 143 stopped
 by SIGINT and SIGTERM (saved; `--resume` goes on). `accelerate launch` makes 1 of all but 0, with a traceback of its own
 unless it is told `--quiet`; `python -m training` gives them as they are.
 """
@@ -36,6 +37,7 @@ with leaving_at_once():  # these take seconds, in which one may think better of 
     from . import evaluation, launcher, loop
     from .checkpoints import CheckpointError
     from .folder import claimed
+    from .plan import plan
     from .preparation import prepare
     from .publication import publish
     from .recipe import Recipe, parse, recipe_path, shipped
@@ -62,6 +64,8 @@ def main(arguments: list[str]) -> int:
             score(arguments[1:])
         elif arguments[:1] == ["prepare"]:
             prepare(parse(arguments[1:]))
+        elif arguments[:1] == ["plan"]:
+            plan(arguments[1:])
         else:
             train(parse(arguments), recipe_path(arguments[0]))
     except RecipeError as error:
@@ -99,6 +103,7 @@ HELP = f"""\
 usage: accelerate launch -m {__package__} RECIPE.yaml [--key value ...]
        python -m {__package__} evaluate MODEL --data PATH [--key value ...]
        python -m {__package__} prepare RECIPE.yaml [--key value ...]
+       python -m {__package__} plan RECIPE.yaml [--minutes M] [--key value ...]
 
 Train a model from a recipe, a YAML file of the fields below. On the command
 line, which wins, keys are dotted: `--key value`, or `--key` alone for true.
@@ -107,7 +112,9 @@ Text is taken as written, lists and mappings as JSON; null is for none.
 The second line measures a finished model, ours or a native one, on the test
 split of a file, a folder or a Hub dataset, and writes nothing. Of the fields it
 heeds objective, data, evaluation, optimisation and seed. The third tokenises
-the training split ahead of a run, which else does so at its first start.
+the training split ahead of a run, which else does so at its first start. The
+last does a few steps and says what the run will take, and with --minutes, how
+many steps fit into these.
 """
 
 

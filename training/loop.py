@@ -59,6 +59,18 @@ def train(run: Run) -> None:
         print(f"ended early: {run.finished()}", file=sys.stderr)
 
 
+def timed(run: Run, count: int) -> Iterator[tuple[float, int]]:
+    """The first steps of a run, done for their time alone: the seconds and the targets of each."""
+    groups = _batches(run)
+    for _ in range(count):
+        before = time.monotonic()
+        group = next(groups)
+        _step(run, group)
+        run.state.step += 1
+        run.state.batch += len(group)
+        yield time.monotonic() - before, sum(targets for _, targets in group)
+
+
 def _settle(run: Run, bar: ProgressBar, stop: int) -> bool:
     """Measure and save what is due after a step, and whatever there is if a signal says stop; whether the run is over.
 

@@ -98,8 +98,14 @@ def records(run: Run) -> hub.RunRecords:
 
 
 def training_flops(run: Run) -> str | None:
-    """Floating-point operations of all steps, by those that a target takes in a few batches of the validation text,
-    forward and backward; `None` of a run without such a text, or whose weights are spread over processes."""
+    """Floating-point operations of all steps, as `target_flops` has them."""
+    flops = target_flops(run)
+    return None if flops is None else f"{flops * run.state.targets:.2e}"
+
+
+def target_flops(run: Run) -> float | None:
+    """Floating-point operations that a target takes in a few batches of the validation text, forward and backward;
+    `None` of a run without such a text, or whose weights are spread over processes."""
     if not run.validation or run.is_sharded:
         return None
     objective, model = run.objective, run.unwrapped_model
@@ -117,7 +123,7 @@ def training_flops(run: Run) -> str | None:
         flops += count_flops(step, model.device.type)
     model.zero_grad()
     model.eval()
-    return f"{flops / max(targets, 1) * run.state.targets:.2e}"
+    return flops / max(targets, 1)
 
 
 def summarise(results: dict[str, Any]) -> None:
