@@ -11,9 +11,11 @@ are the same in one process. RECIPE may also be the name of one that comes with 
 The second measures a finished model, a folder or an id on the Hub, and writes nothing; the third tokenises the training
 split ahead of a run, which else does so at its first start; the last says what a run will take. `--help` lists the
 keys. A run's folder (`--output_dir`) holds `recipe.yaml`, `environment.json`, `tokenizer/`, `metrics.jsonl`,
-`curves.png`, `checkpoints/` and `model/`. Exit codes: 0 done, 1 failed, 2 the recipe or its data cannot be used, 130 and 143 stopped
-by SIGINT and SIGTERM (saved; `--resume` goes on). `accelerate launch` makes 1 of all but 0, with a traceback of its own
-unless it is told `--quiet`; `python -m training` gives them as they are.
+`curves.png`, `checkpoints/` and `model/`.
+
+Exit codes: 0 done, 1 failed, 2 the recipe or its data cannot be used, 130 and 143 stopped by SIGINT and SIGTERM (saved;
+`--resume` goes on). `accelerate launch` makes 1 of all but 0, with a traceback of its own unless it is told `--quiet`;
+`python -m training` gives them as they are.
 """
 
 import contextlib

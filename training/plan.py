@@ -62,7 +62,7 @@ def measured(run: Run, minutes: float | None = None) -> dict[str, str]:
     steps = spec.max_steps * step
     report = {
         "parameters": f"{run.unwrapped_model.num_parameters():,}, for {len(run.objective.tokenizer):,} tokens",
-        "a step": f"{step:.3g} s, the median of {len(warm)}, for {targets:,.0f} targets: {targets / step:,.0f} a second",
+        "a step": f"{step:.3g} s, median of {len(warm)}, for {targets:,.0f} targets: {targets / step:,.0f} a second",
         "steps": f"{spec.max_steps:,} in {_duration(steps)}, for {targets * spec.max_steps:,.0f} targets",
         "evaluations": f"{evaluations} of {each:.3g} s; the test at the end is not counted",
         "in all": _duration(steps + evaluations * each),
