@@ -49,8 +49,8 @@ class Data(Section):
     revision: str | None = Field(None, description="of the Hub dataset: a branch, tag or commit")
     splits: dict[str, Names] = Field(
         {"train": ("train",)},
-        description="train, validation, test: names to look for, the first that exists counts: a Hub split, a file, the "
-        "common stem of parallel text files (`train` finds train.en and train.de) or of numbered shards, a pattern "
+        description="train, validation, test: names to look for, the first that exists counts: a Hub split, a file, "
+        "the common stem of parallel text files (`train` finds train.en and train.de) or of numbered shards, a pattern "
         "(`shards/*.jsonl.gz`), a folder; `name[:90%]` takes a part",
     )
     columns: dict[str, Names] = Field(
