@@ -87,8 +87,9 @@ def test_the_digest_of_a_file_that_rests_is_not_computed_again(tmp_path, cache, 
     assert preparation._digest(cache, path) == "remembered"
     os.utime(path, (2, 2))
     assert preparation._digest(cache, path) == first
-    (cache / "files.json").write_text("[]")
-    assert preparation._digest(cache, path) == first
+    for broken in ("[]", '{"a": 1}', "{"):
+        (cache / "files.json").write_text(broken)
+        assert preparation._digest(cache, path) == first
 
 
 def test_a_preparation_that_is_killed_goes_on(tmp_path, cache, monkeypatch):
@@ -114,6 +115,34 @@ def test_a_preparation_that_is_killed_goes_on(tmp_path, cache, monkeypatch):
     monkeypatch.setattr(opener, "encode", lambda texts: seen.extend(texts) or encode(texts))
     assert preparation.prepared(recipe, opener, print).fingerprint == expected.fingerprint
     assert len(seen) == 2 * (60 - 4 * 7) and not list(cache.glob("*.partial"))
+
+
+@pytest.mark.parametrize("moment", ["corpus.json", "rename", "shorter"])
+def test_a_preparation_that_is_killed_at_its_end_goes_on(moment, tmp_path, cache, monkeypatch):
+    recipe, opener = opened(tmp_path, cache)
+    expected = corpus.load(recipe, "train", opener.encode).fingerprint
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        if moment == "rename":
+            honest = Path.rename
+            patch.setattr(Path, "rename", lambda path, to: stop() if path.suffix == ".partial" else honest(path, to))
+        else:
+            honest = preparation.write_text
+            patch.setattr(
+                preparation, "write_text", lambda path, _: stop() if path.name == "corpus.json" else honest(path, _)
+            )
+        preparation.prepared(recipe, opener, print)
+    (unfinished,) = cache.glob("*.partial")
+    if moment == "shorter":  # than the disk was asked for
+        with open(unfinished / "target.tokens", "r+b") as file:
+            file.truncate(9)
+    split = preparation.prepared(recipe, opener, print)
+    assert split.fingerprint == expected == corpus.Corpus(split.columns).fingerprint
+    names = {"corpus.json", *(f"{column}.{each}" for column in recipe.data.columns for each in ("tokens", "lengths"))}
+    assert {path.name for path in tokens(cache).iterdir()} == names
 
 
 def test_what_is_damaged_is_made_again_which_is_said(tmp_path, cache, capsys):

@@ -110,7 +110,10 @@ def _kept(recipe: Recipe, what: str, kind: Mapping[str, Any]) -> Iterator[Path |
     Raises RecipeError when the cache cannot be written.
     """
     cache, data = _cache(recipe), recipe.data
-    files = sources.content(data, "train", partial(_digest, cache))
+    try:
+        files = sources.content(data, "train", partial(_digest, cache))
+    except OSError as error:
+        raise RecipeError(f"data.splits.train: cannot be read: {error}") from error
     if files is None:
         yield None
         return
@@ -128,18 +131,18 @@ def _kept(recipe: Recipe, what: str, kind: Mapping[str, Any]) -> Iterator[Path |
 def _digest(cache: Path, file: Path) -> str:
     """SHA-256 of a file, which is not read again as long as its size and time stamp are the same."""
     memory, path, stat = cache / "files.json", str(file.resolve()), file.stat()
-    known: dict[str, list[Any]] = {}
-    with suppress(OSError, ValueError, AttributeError):
-        known = dict(json.loads(memory.read_text(encoding="utf-8")).items())
-    stamp = [stat.st_size, stat.st_mtime_ns]
-    if known.get(path, [])[:2] == stamp:
+    known: dict[str, tuple[int, int, str]] = {}
+    with suppress(OSError, ValueError):
+        known = TypeAdapter(dict[str, tuple[int, int, str]]).validate_json(memory.read_bytes())
+    stamp = (stat.st_size, stat.st_mtime_ns)
+    if path in known and known[path][:2] == stamp:
         return known[path][2]
     with open(file, "rb") as content:
         digest = hashlib.file_digest(content, "sha256").hexdigest()
     if time.time() - stat.st_mtime > YOUNG:
         with suppress(OSError):  # the cache is asked for in earnest later on
             cache.mkdir(parents=True, exist_ok=True)
-            write_text(memory, json.dumps(known | {path: [*stamp, digest]}, indent=1))
+            write_text(memory, json.dumps(known | {path: (*stamp, digest)}, indent=1))
     return digest
 
 
@@ -185,11 +188,9 @@ def _write(folder: Path, recipe: Recipe, objective: Objective) -> None:
     """Read, clean and tokenise the split into a folder that takes its name in the end."""
     unfinished = folder.with_suffix(".partial")
     unfinished.mkdir(exist_ok=True)
-    done = Progress()
-    with suppress(OSError, ValueError):
-        done = TypeAdapter(Progress).validate_json((unfinished / PROGRESS).read_bytes())
+    names = [f"{column}.{each}" for column in recipe.data.columns for each in ("tokens", "uint32")]
     dtypes = {"tokens": "uint16" if len(objective.tokenizer) <= 2**16 else "uint32", "lengths": "uint32"}
-    names = [f"{column}.{each}" for column in recipe.data.columns for each in dtypes]
+    done = _progress(unfinished)
     chunks = islice(sources.read(recipe.data, "train"), done.chunks, None)
     with ExitStack() as stack:
         files = {name: stack.enter_context(open(unfinished / name, "ab")) for name in names}
@@ -200,8 +201,8 @@ def _write(folder: Path, recipe: Recipe, objective: Objective) -> None:
         recorded = time.monotonic()
         for part in _ahead(partial(_tokens, recipe, objective), chunks):
             for column, sequences in part.columns.items():
-                for each, dtype in dtypes.items():
-                    files[f"{column}.{each}"].write(getattr(sequences, each).astype(dtype, copy=False).tobytes())
+                files[f"{column}.tokens"].write(sequences.tokens.astype(dtypes["tokens"]).tobytes())
+                files[f"{column}.uint32"].write(sequences.lengths.astype(dtypes["lengths"]).tobytes())
             done.chunks += 1
             done.refused += part.refused
             for count in COUNTS:
@@ -213,16 +214,26 @@ def _write(folder: Path, recipe: Recipe, objective: Objective) -> None:
         _record(unfinished, done, files)
     columns = {}
     for column in recipe.data.columns:
-        lengths = np.fromfile(unfinished / f"{column}.lengths", dtypes["lengths"])
+        lengths = np.fromfile(unfinished / f"{column}.uint32", dtypes["lengths"])
         smallest = "uint16" if lengths.max(initial=0) < 2**16 else dtypes["lengths"]
-        with replacing(unfinished / f"{column}.lengths") as temporary:
-            lengths.astype(smallest).tofile(temporary)
+        lengths.astype(smallest).tofile(unfinished / f"{column}.lengths")
         columns[column] = {"tokens": dtypes["tokens"], "lengths": smallest}
     whole = Corpus({column: _mapped(unfinished, column, **each) for column, each in columns.items()})
-    sizes = {name: (unfinished / name).stat().st_size for name in names}
+    sizes = {path.name: path.stat().st_size for path in unfinished.iterdir() if path.suffix in (".tokens", ".lengths")}
     about = vars(done) | {"columns": columns, "sizes": sizes, "fingerprint": whole.fingerprint}
     write_text(unfinished / ABOUT, json.dumps(about, indent=1))
     unfinished.rename(folder)
+    for name in (PROGRESS, *(name for name in names if name.endswith(".uint32"))):  # which a later start would go on by
+        (folder / name).unlink()
+
+
+def _progress(folder: Path) -> Progress:
+    """Where a preparation goes on: at its beginning, if the files are not what was written down."""
+    with suppress(OSError, ValueError):
+        done = TypeAdapter(Progress).validate_json((folder / PROGRESS).read_bytes())
+        if all((folder / name).stat().st_size >= size for name, size in done.sizes.items()):
+            return done
+    return Progress()
 
 
 def _tokens(recipe: Recipe, objective: Objective, chunk: Columns) -> Corpus:
