@@ -104,6 +104,7 @@ def train_tokenizer(
     vocab_size: int = 8000,
     min_frequency: int = 2,
     lowercase: bool = False,
+    add_prefix_space: bool = False,
     model_max_length: int | None = None,
     show_progress: bool = False,
 ) -> PreTrainedTokenizerFast:
@@ -116,11 +117,14 @@ def train_tokenizer(
         vocab_size: most tokens in all, special ones included; a small corpus gives fewer.
         min_frequency: how often a pair must occur to be merged into a new piece; single characters are always kept.
         lowercase: fold case first (accents stay: German needs them). Ids then give lower-case text back.
+        add_prefix_space: of `byte_bpe`: read a text as if a space stood before it, so that its first word is the token
+            that it is elsewhere, and leave one space out before the text that ids give back.
         model_max_length: tokens after which `truncation=True` cuts, special ones included; unlimited if not given.
         show_progress: draw a progress bar.
 
     Raises:
-        ValueError: unknown family or algorithm, an algorithm that does not suit the family, a number below 1, a corpus
+        ValueError: unknown family or algorithm, an algorithm that does not suit the family, a space before texts for
+            one that keeps no spaces with words, a number below 1, a corpus
             that is a bare string or path, holds something other than `str` or no text at all, or a `vocab_size`
             below what the special tokens and single characters (256 bytes for `byte_bpe`) need, or beyond all reason.
     """
@@ -132,6 +136,8 @@ def train_tokenizer(
         raise ValueError(f"algorithm={algorithm!r} is unknown; choose one of {', '.join(get_args(Algorithm))}")
     if algorithm not in layout.algorithms:
         raise ValueError(f"algorithm={algorithm!r} does not suit family={family!r}: its ids do not give the text back")
+    if add_prefix_space and algorithm != "byte_bpe":
+        raise ValueError(f"add_prefix_space=True is an option of byte_bpe, not of algorithm={algorithm!r}")
     numbers = {"vocab_size": vocab_size, "min_frequency": min_frequency, "model_max_length": model_max_length}
     for name, value in numbers.items():
         if value is not None and value < 1:
@@ -147,7 +153,7 @@ def train_tokenizer(
         AddedToken(token, special=True, normalized=False, lstrip=token == "[MASK]" and algorithm == "byte_bpe")
         for token in dict.fromkeys(roles.values())
     ]
-    tokenizer = _pipeline(algorithm, lowercase, roles.get("unk_token"))
+    tokenizer = _pipeline(algorithm, lowercase, roles.get("unk_token"), add_prefix_space)
     options: dict[str, Any] = {
         "vocab_size": vocab_size,
         "min_frequency": min_frequency,
@@ -196,14 +202,17 @@ def train_tokenizer(
     )
 
 
-def _pipeline(algorithm: Algorithm, lowercase: bool, unk_token: str | None) -> Tokenizer:
+def _pipeline(
+    algorithm: Algorithm, lowercase: bool, unk_token: str | None, add_prefix_space: bool = False
+) -> Tokenizer:
     """An untrained tokenizer: how text is cleaned, cut, and put together again."""
     cleaning: list[normalizers.Normalizer] = []
     if algorithm == "byte_bpe":
         tokenizer = Tokenizer(models.BPE())
-        # No space in front of the first word: it would come back from the ids.
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
         tokenizer.decoder = decoders.ByteLevel()
+        if add_prefix_space:  # it would come back from the ids
+            tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
     elif algorithm == "char":
         tokenizer = Tokenizer(models.WordLevel(unk_token=unk_token))
         tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")

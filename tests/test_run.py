@@ -148,6 +148,7 @@ def test_a_run_of_version_0_1_is_resumed_as_if_it_had_never_stopped(tmp_path):
     record["state"] = {older.get(name, name): value for name, value in record["state"].items()}
     assert not any(record["state"].pop(name) for name in ("unmeasured", "skipped_steps", "skipped_in_row"))
     assert record["state"].keys() == STATE_OF_0_1.keys() and record["state"]["averaged"] == 8
+    assert record["identity"]["recipe"]["tokenizer"].pop("add_prefix_space") is False
     text = json.dumps(record, indent=1)
     (newest / "state.json").write_text(text, encoding="utf-8")
     manifest = newest / checkpoints.MANIFEST

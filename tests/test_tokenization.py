@@ -109,6 +109,17 @@ def test_byte_bpe_gives_any_text_back(trained, family):
     assert tokenizer.batch_decode(ids, skip_special_tokens=True) == texts
 
 
+@pytest.mark.parametrize("family", ["encoder", "decoder", "seq2seq"])
+def test_with_a_space_before_it_the_first_word_is_the_token_that_it_is_elsewhere(family):
+    tokenizer = train_tokenizer(CORPUS, family=family, algorithm="byte_bpe", vocab_size=600, add_prefix_space=True)
+    assert tokenizer.tokenize("dog The dog") == ["Ġdog", "ĠThe", "Ġdog"]
+    texts = [text for text in AWKWARD + random_texts(500) + CORPUS if not text.startswith(" ")]
+    assert tokenizer.batch_decode(tokenizer(texts)["input_ids"], skip_special_tokens=True) == texts
+    assert tokenizer.decode(tokenizer(" dog")["input_ids"], skip_special_tokens=True) == "dog"
+    with pytest.raises(ValueError, match="add_prefix_space=True is an option of byte_bpe, not of algorithm='char'"):
+        train_tokenizer(CORPUS, family=family, algorithm="char", add_prefix_space=True)
+
+
 def test_joint_bpe_learns_words_of_both_languages(trained):
     tokenizer = trained["seq2seq", "byte_bpe"]
     assert tokenizer.tokenize("The dog") == ["The", "Ġdog"]

@@ -59,6 +59,7 @@ def make_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
             vocab_size=spec.vocab_size,
             min_frequency=spec.min_frequency,
             lowercase=spec.lowercase,
+            add_prefix_space=spec.add_prefix_space,
         )
     except ValueError as error:
         left_out = f"; left out of data.splits.train: {describe(refused)}" if refused else ""

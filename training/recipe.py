@@ -86,6 +86,9 @@ class Tokenizer(Section):
     )
     min_frequency: int = Field(2, ge=1, description="how often a token has to occur")
     lowercase: bool = Field(False, description="make no difference between capitals and small letters")
+    add_prefix_space: bool = Field(
+        False, description="of byte_bpe: the first word of a text is the token that it is elsewhere, behind a space"
+    )
 
 
 class Optimisation(Section):
@@ -213,6 +216,17 @@ class Recipe(Section):
         by_content = {"path", "splits", "workers", "languages", "cache"}  # what is read is compared by its content
         excluded = dict.fromkeys(reporting | ORDERS, True) | {"data": by_content, "model": {PATH}}
         return self.model_dump(mode="json", exclude=excluded)
+
+
+def default(name: str) -> Any:
+    """Of the field of a recipe by its dotted name; None for what has none."""
+    kind: Any = Recipe
+    *sections, field = name.split(".")
+    for section in sections:
+        kind = kind.model_fields[section].annotation
+        if not hasattr(kind, "model_fields"):
+            return None
+    return kind.model_fields[field].get_default(call_default_factory=True)
 
 
 ORDERS = {"resume", "force", "overwrite"}  # to one process, not properties of the run

@@ -36,7 +36,7 @@ from . import checkpoints, corpus, folder, metrics, preparation, sharding, sourc
 from .base_model import PATH, fingerprint, open_base
 from .objectives import OBJECTIVES, Objective
 from .optimisation import autocasts, optimizers
-from .recipe import ADJUSTABLE, Recipe, dump
+from .recipe import ADJUSTABLE, Recipe, default, dump
 from .sections import RecipeError, reason
 
 # First number of each family of random draws, after the seed: families never share a generator.
@@ -494,10 +494,14 @@ def load(run: Run, folder: Path) -> None:
 
 
 def _changes(old: Any, new: Any, where: str = "") -> Iterator[tuple[str, str]]:
-    """The dotted names of what is no longer the same, each with a line that says so."""
+    """The dotted names of what is no longer the same, each with a line that says so; a field of a recipe that an older
+    version has not written down was as it is by default."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted(old.keys() | new.keys()):
-            yield from _changes(old.get(key), new.get(key), f"{where}.{key}" if where else key)
+            name = f"{where}.{key}" if where else key
+            is_new = key not in old and name.startswith("recipe.")
+            was = default(name.removeprefix("recipe.")) if is_new else old.get(key)
+            yield from _changes(was, new.get(key), name)
     elif old != new:
         yield where, f"{where.removeprefix('recipe.')} was {old}, now {new}"
 
