@@ -249,6 +249,8 @@ def test_attention_that_is_not_there():
         pictures.attention_weights(*translator, RIVER, of="self")
     with pytest.raises(ValueError, match="target='Ufer': .* is no encoder-decoder"):
         pictures.attention_weights(*encoder, RIVER, "Ufer")
+    with pytest.raises(ValueError, match=r"text='a\\ud800': TypeError"):
+        pictures.encode(*ours("decoder"), "a\ud800")
     with pytest.raises(ValueError, match="text='' has no tokens"):
         pictures.attention_weights(*ours("decoder"), "")
     with pytest.raises(ValueError, match="more than max_position_embeddings=16"):

@@ -227,3 +227,8 @@ def test_what_cannot_be_traced_is_refused():
     model.supports_gradient_checkpointing = False
     with pytest.raises(ValueError, match="does not support gradient checkpointing"):
         trace.forward_backward(model, trace.make_inputs(model, 1, 4), checkpointing=True)
+
+
+def test_a_model_of_too_many_layers_is_refused_at_once():
+    with pytest.raises(ValueError, match="gpt2 with n_layer=50256: more than 10,000 layers are not built"):
+        trace.build(GPT2Config(n_layer=50256))

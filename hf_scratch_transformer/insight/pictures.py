@@ -39,7 +39,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..embedding import check_ids, longest_output, most_positions
-from ..files import replacing
+from ..files import reading, replacing
 from ..layers_scratch import RotaryPositions, SinusoidalPositions
 from .records import RISING
 from .records import read_metrics as read_metrics
@@ -542,7 +542,8 @@ def model_name(model: PreTrainedModel) -> str:
 
 def encode(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str, role: str = "text") -> Any:
     """One text as a batch of one, on the model's device; refused where the model would fail inside a matrix product."""
-    inputs = tokenizer(**{role: [text]}, return_tensors="pt")
+    with reading(f"{role}={text!r}"):  # half a character is no text to it
+        inputs = tokenizer(**{role: [text]}, return_tensors="pt")
     length, limit = inputs["input_ids"].shape[-1], most_positions(model)
     if length == 0:
         raise ValueError(f"{role}={text!r} has no tokens")

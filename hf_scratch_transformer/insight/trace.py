@@ -40,6 +40,7 @@ aten = torch.ops.aten
 FUSED_ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu
 INDEXING = (aten.index.Tensor, aten.index_put_.default, aten.index_put.default, aten._index_put_impl_.default)
 HEAD_AND_LOSS = ops_scratch.operation.default
+MOST_LAYERS = 10_000  # each takes a millisecond to build
 MASKED_SHARE = 0.15  # of the tokens are targets of a masked language model: BERT, section 3.1
 
 
@@ -78,8 +79,16 @@ def build(
         attention: `"eager"` or `"sdpa"`. Default: what transformers takes for this model.
 
     Raises:
-        ValueError: if no class of transformers or ours is made from this configuration, or it does not work on tokens.
+        ValueError: if no class of transformers or ours is made from this configuration, it does not work on tokens, or
+            has so many layers that it would take minutes.
     """
+    for name in ("num_hidden_layers", "encoder_layers", "decoder_layers"):
+        layers = getattr(config, name, None)
+        if isinstance(layers, int) and layers > MOST_LAYERS:
+            name = config.attribute_map.get(name, name)
+            raise ValueError(
+                f"{config.model_type} with {name}={layers}: more than {MOST_LAYERS:,} layers are not built"
+            )
     with explained(config, lambda other: instantiate(other, dtype, attention)):
         model = instantiate(config, dtype, attention)
     if model.main_input_name != "input_ids":
