@@ -128,6 +128,16 @@ def test_text_of_another_encoding_is_not_trained_on(tmp_path, capsys):
     assert "with zero bytes, as in UTF-16" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_empty_lines_alone_are_no_text(split, tmp_path, capsys):
+    """The loss for each byte of none was a division by zero, after a part of the training."""
+    recipe = tiny_runs.write_recipe(tmp_path, "causal_lm")
+    tiny_runs.write_lines(tmp_path / "corpus" / f"{split}.en", [""] * 20)
+    words = ["--tokenizer.algorithm=byte_bpe"]
+    assert tiny_runs.run(recipe, tmp_path / "run", *words) == 2
+    assert not (tmp_path / "run").exists() and "empty" in capsys.readouterr().err
+
+
 def test_why_a_corpus_is_empty_is_said(tmp_path, capsys):
     """One broken byte in one long document leaves nothing to train a tokenizer on."""
     recipe = tiny_runs.write_recipe(tmp_path, "causal_lm", data={"sample_by": "document"})

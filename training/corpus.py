@@ -177,11 +177,11 @@ def tokenised(recipe: Recipe, role: str, chunks: Iterable[Columns], encode: Enco
 
 
 def check_rows(split: Corpus, recipe: Recipe, role: str) -> None:
-    """Raises RecipeError when rows are malformed and the recipe refuses that, or when none is left."""
+    """Raises RecipeError when rows are malformed and the recipe refuses that, or when no text is left."""
     if split.refused and recipe.data.malformed == "refuse":
         said = describe(split.refused)
         raise RecipeError(f"data.splits.{role}: malformed rows ({said}) and data.malformed is refuse")
-    if not any(len(sequences.lengths) for sequences in split.columns.values()):
+    if not split.bytes:
         raise NothingUsable(f"data.splits.{role}: no usable row ({describe(split.refused) or 'it is empty'})")
 
 
