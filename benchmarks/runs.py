@@ -23,10 +23,10 @@ from hf_scratch_transformer.onednn import onednn_products
 from hf_scratch_transformer.tokenization import config_fields
 from training import checkpoints, loop
 from training.corpus import FAMILIES, Sequences
-from training.objectives import OBJECTIVES, Batch
+from training.objectives import Batch
 from training.optimisation import autocasts
 from training.recipe import parse
-from training.run import open_tokenizer, prepare
+from training.run import prepare
 
 from .contenders import Contender, Options, count_tokens
 from .peers import NATIVES, OURS, count_parameters, match_parameters
@@ -57,9 +57,8 @@ class RecipeRun(Contender):
         self.bf16 = autocasts(recipe.optimisation.precision, device.type)
         accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision="bf16" if self.bf16 else "no")
         self.folder.mkdir(parents=True, exist_ok=True)
-        tokenizer = open_tokenizer(recipe, self.folder, accelerator)
-        objective: Any = OBJECTIVES[recipe.objective](recipe, tokenizer)
-        self.run = prepare(recipe, accelerator, None, objective, self.folder, time.monotonic())
+        self.run = prepare(recipe, accelerator, self.folder, time.monotonic())
+        objective: Any = self.run.objective
         self.run.store = NoStore(self.folder, recipe.checkpoints)
         self.collate = objective.collate = CountingCollator(objective.collate, self.family == "seq2seq")
         self.model = self.run.eval_model

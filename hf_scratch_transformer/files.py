@@ -2,6 +2,7 @@
 
 import errno
 import glob
+import hashlib
 import os
 import shutil
 import tempfile
@@ -75,6 +76,12 @@ def write_text(path: Path, text: str) -> None:
     """Replace a file in one go."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def sha256(path: Path) -> str:
+    """Of a file's content."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sweep(path: Path) -> None:

@@ -86,7 +86,7 @@ def test_a_damaged_checkpoint_is_found_and_the_one_before_is_used(damage, tmp_pa
     assert where.sound(where.complete(), 1)[0] == [tmp_path / "step-00000002"]
 
 
-@pytest.mark.parametrize("moment", ["save_file", "_sha256", "_flush", "replace", "verify"])
+@pytest.mark.parametrize("moment", ["save_file", "sha256", "_flush", "replace", "verify"])
 def test_a_failure_while_saving_leaves_the_last_good_one_and_nothing_half_written(moment, tmp_path, monkeypatch):
     where = store(tmp_path, keep_last=1)
     save(where, 1)

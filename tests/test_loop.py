@@ -247,7 +247,7 @@ def test_weights_that_were_saved_unsound_are_not_published(tmp_path, capsys):
     next(iter(tensors.values())).view(-1)[0] = float("nan")
     save_file(tensors, newest / "model.safetensors")
     sums = json.loads((newest / checkpoints.MANIFEST).read_text())
-    sums["model.safetensors"] = checkpoints._sha256(newest / "model.safetensors")
+    sums["model.safetensors"] = checkpoints.sha256(newest / "model.safetensors")
     (newest / checkpoints.MANIFEST).write_text(json.dumps(sums))
     before = tiny_runs.weights(tmp_path / "run")
     assert tiny_runs.run(recipe, tmp_path / "run", "--resume") == 1

@@ -1,5 +1,6 @@
 """Tokens on disk: made once, the same as in memory, found again by their content, never half-written."""
 
+import gzip
 import json
 import os
 import shutil
@@ -257,6 +258,20 @@ def test_parallel_files_in_shards_stay_line_by_line(tmp_path, capsys):
             assert [text for chunk in chunks for text in chunk[column]] == one[column][skip:]
     assert tiny_runs.run(recipe, tmp_path / "run", words[1], "--optimisation.max_steps=1") == 0
     assert f"train: 4 files, {path / 'part-0.en'} to {path / 'part-1.de'}" in capsys.readouterr().err
+    (path / "part-1.de").rename(path / "part-2.de")
+    with pytest.raises(RecipeError, match="not parallel, .*part-1.en stands beside .*part-2.de"):
+        next(sources.read(parse(words).data, "train"))
+    (path / "part-2.de").rename(path / "part-1.de")
     (path / "part-2.en").write_text("one\n")
     with pytest.raises(RecipeError, match="not parallel, there are files for 3 of en, 2 of de"):
         next(sources.read(parse(words).data, "train"))
+
+
+def test_parallel_files_may_be_compressed(tmp_path):
+    recipe = tiny_runs.write_recipe(tmp_path)
+    whole = list(sources.read(parse([str(recipe)]).data, "train"))
+    for column in ("en", "de"):
+        file = tmp_path / "corpus" / f"train.{column}"
+        Path(f"{file}.gz").write_bytes(gzip.compress(file.read_bytes()))
+        file.unlink()
+    assert list(sources.read(parse([str(recipe)]).data, "train")) == whole

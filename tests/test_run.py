@@ -152,7 +152,7 @@ def test_a_run_of_version_0_1_is_resumed_as_if_it_had_never_stopped(tmp_path):
     text = json.dumps(record, indent=1)
     (newest / "state.json").write_text(text, encoding="utf-8")
     manifest = newest / checkpoints.MANIFEST
-    sums = json.loads(manifest.read_text()) | {"state.json": checkpoints._sha256(newest / "state.json")}
+    sums = json.loads(manifest.read_text()) | {"state.json": checkpoints.sha256(newest / "state.json")}
     manifest.write_text(json.dumps(sums), encoding="utf-8")
     assert tiny_runs.run(recipe, tmp_path / "run", "--resume") == 0
     assert tiny_runs.losses(tmp_path / "run") == tiny_runs.losses(tmp_path / "whole")

@@ -4,7 +4,6 @@ A checkpoint is written into a hidden folder, described by a manifest of SHA-256
 place and read back; only then may older ones go. A kill at any moment leaves the last complete one untouched.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -20,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hf_scratch_transformer.files import reading, replacing
+from hf_scratch_transformer.files import reading, replacing, sha256
 
 from . import recipe, sharding
 
@@ -55,7 +54,7 @@ class Store:
                 for name, tensors in files.items():
                     save_file({key: tensor.detach().contiguous() for key, tensor in tensors.items()}, temporary / name)
                 (temporary / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
-                sums = {path.name: _sha256(path) for path in sorted(temporary.iterdir())}
+                sums = {path.name: sha256(path) for path in sorted(temporary.iterdir())}
                 (temporary / MANIFEST).write_text(json.dumps(sums, indent=1), encoding="utf-8")
                 for path in (*temporary.iterdir(), temporary):
                     _flush(path)
@@ -145,7 +144,7 @@ def verify(folder: Path) -> None:
     for name, expected in {**dict.fromkeys(FILES), **sums}.items():
         if not (folder / name).is_file():
             raise CheckpointError(f"{folder}: {name} is missing")
-        if _sha256(folder / name) != expected:
+        if sha256(folder / name) != expected:
             raise CheckpointError(f"{folder}: {name} is damaged, its SHA-256 differs from the manifest")
 
 
@@ -221,11 +220,6 @@ def load_optimizers(optimizers: Iterable[Optimizer], model: torch.nn.Module, ten
         if tensor.ndim:  # else a counter, which stays where it is
             tensor = sharding.like(tensor.to(parameter.device), parameter)
         state[entry] = tensor.clone()
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _flush(path: Path) -> None:

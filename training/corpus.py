@@ -165,7 +165,7 @@ def tokenised(recipe: Recipe, role: str, chunks: Iterable[Columns], encode: Enco
 
     Raises RecipeError when rows are malformed and the recipe refuses that, or when none is left.
     """
-    parts: list[Corpus] = list(tokenise(recipe, chunks, encode, keep_texts))
+    parts = [tokenise(recipe, chunk, encode, keep_texts) for chunk in chunks]
     joined = Corpus(
         {name: Sequences.join([part.columns[name] for part in parts]) for name in recipe.data.columns if parts},
         {name: [text for part in parts for text in part.texts[name]] for name in parts[0].texts} if parts else {},
@@ -185,25 +185,24 @@ def check_rows(split: Corpus, recipe: Recipe, role: str) -> None:
         raise NothingUsable(f"data.splits.{role}: no usable row ({describe(split.refused) or 'it is empty'})")
 
 
-def tokenise(recipe: Recipe, chunks: Iterable[Columns], encode: Encode, keep_texts: bool = False) -> Iterator[Corpus]:
-    """Each chunk of rows, clean and tokenised; a chunk may have no usable row."""
+def tokenise(recipe: Recipe, chunk: Columns, encode: Encode, keep_texts: bool = False) -> Corpus:
+    """Some rows, clean and tokenised; none of them may be usable."""
     pairs = recipe.objective == "translation"
     names = tuple(recipe.data.columns)
-    for chunk in chunks:
-        refused: Counter = Counter()
-        rows = len(chunk[names[0]])
-        chunk = clean(chunk, names, refused, empty_allowed=not pairs)
-        encoded = {name: Sequences.of(encode(chunk[name])) for name in names}
-        if pairs:
-            longest = np.max([sequences.lengths for sequences in encoded.values()], axis=0)
-            kept = np.flatnonzero(longest <= recipe.data.max_length)
-            if len(kept) < len(longest):
-                refused["too long"] += len(longest) - len(kept)
-                encoded = {name: sequences.take(kept) for name, sequences in encoded.items()}
-                chunk = {name: [values[row] for row in kept] for name, values in chunk.items()}
-        usable = [text for name in names for text in chunk[name]]
-        size, words = sum(len(text.encode()) for text in usable), sum(len(text.split()) + 1 for text in usable)
-        yield Corpus(encoded, chunk if keep_texts else {}, refused, rows, size, words)
+    refused: Counter = Counter()
+    rows = len(chunk[names[0]])
+    chunk = clean(chunk, names, refused, empty_allowed=not pairs)
+    encoded = {name: Sequences.of(encode(chunk[name])) for name in names}
+    if pairs:
+        longest = np.max([sequences.lengths for sequences in encoded.values()], axis=0)
+        kept = np.flatnonzero(longest <= recipe.data.max_length)
+        if len(kept) < len(longest):
+            refused["too long"] += len(longest) - len(kept)
+            encoded = {name: sequences.take(kept) for name, sequences in encoded.items()}
+            chunk = {name: [values[row] for row in kept] for name, values in chunk.items()}
+    usable = [text for name in names for text in chunk[name]]
+    size, words = sum(len(text.encode()) for text in usable), sum(len(text.split()) + 1 for text in usable)
+    return Corpus(encoded, chunk if keep_texts else {}, refused, rows, size, words)
 
 
 class Parts:

@@ -7,21 +7,17 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-
-import torch
 
 from hf_scratch_transformer.onednn import onednn_products
 
-from . import checkpoints, evaluation, loop, sources
+from . import evaluation, loop
 from .metrics import used_memory
-from .objectives import OBJECTIVES
 from .publication import target_flops
 from .recipe import parse
-from .run import Run, open_accelerator, open_tokenizer, prepare
+from .run import Run, open_accelerator, prepare, saved_tensors
 from .sections import RecipeError
-from .sharding import plugin
 
 WARMUP, MEASURED = 3, 10  # steps: in the first of them much is allocated, and maybe compiled
 LIMIT = "--minutes"
@@ -36,11 +32,8 @@ def plan(words: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         recipe = parse([*words, "--output_dir", folder]).model_copy(update={"resume": False, "trackers": ()})
         accelerator = open_accelerator(recipe)
-        sources.check_splits(recipe.data)
-        objective = OBJECTIVES[recipe.objective](recipe, open_tokenizer(recipe, Path(folder), accelerator))
         with onednn_products():
-            run = prepare(recipe, accelerator, plugin(accelerator), objective, Path(folder), 0.0)
-            report = measured(run, minutes)
+            report = measured(prepare(recipe, accelerator, Path(folder), time.monotonic()), minutes)
     if accelerator.is_main_process:
         width = max(map(len, report))
         print(*(f"{name:{width}}  {value}" for name, value in report.items()), sep="\n")
@@ -52,7 +45,7 @@ def measured(run: Run, minutes: float | None = None) -> dict[str, str]:
     times = list(loop.timed(run, min(WARMUP + MEASURED, spec.max_steps)))
     warm = times[WARMUP:] or times
     step, targets = statistics.median(taken for taken, _ in warm), statistics.mean(number for _, number in times)
-    saved = sum(tensor.nbytes for tensors in _checkpoint(run) for tensor in tensors.values())
+    saved = sum(tensor.nbytes for tensors in saved_tensors(run).values() for tensor in tensors.values())
     memory, flops = used_memory(run.accelerator.device), target_flops(run)
     evaluations, each = 0, 0.0
     if run.validation is not None and every:
@@ -76,12 +69,6 @@ def measured(run: Run, minutes: float | None = None) -> dict[str, str]:
         fitting = int(60 * minutes / (step + (each / every if every else 0.0)))
         report[f"in {minutes:g} minutes"] = f"--optimisation.max_steps {fitting}"
     return report
-
-
-def _checkpoint(run: Run) -> list[Mapping[str, torch.Tensor]]:
-    model = run.unwrapped_model
-    averaged = [] if run.ema_model is None else [checkpoints.weights(run.ema_model.module)]
-    return [checkpoints.weights(model), checkpoints.optimizer_tensors(run.optimizers, model), *averaged]
 
 
 def _limited(words: Sequence[str]) -> tuple[list[str], float | None]:

@@ -4,7 +4,6 @@ process of every later start.
 What is there under its name is complete. A preparation that is killed goes on where it last wrote down how far it was.
 """
 
-import hashlib
 import json
 import os
 import sys
@@ -26,7 +25,7 @@ from pydantic import TypeAdapter
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
-from hf_scratch_transformer.files import remove, replacing, write_text
+from hf_scratch_transformer.files import remove, replacing, sha256, write_text
 
 from . import corpus, sources
 from .base_model import PATH
@@ -137,8 +136,7 @@ def _digest(cache: Path, file: Path) -> str:
     stamp = (stat.st_size, stat.st_mtime_ns)
     if path in known and known[path][:2] == stamp:
         return known[path][2]
-    with open(file, "rb") as content:
-        digest = hashlib.file_digest(content, "sha256").hexdigest()
+    digest = sha256(file)
     if time.time() - stat.st_mtime > YOUNG:
         with suppress(OSError):  # the cache is asked for in earnest later on
             cache.mkdir(parents=True, exist_ok=True)
@@ -199,7 +197,7 @@ def _write(folder: Path, recipe: Recipe, objective: Objective) -> None:
         text = "tokenising the training split"
         bar = stack.enter_context(tqdm(desc=text, initial=done.bytes, unit="B", unit_scale=True, delay=RECORDED))
         recorded = time.monotonic()
-        for part in _ahead(partial(_tokens, recipe, objective), chunks):
+        for part in _ahead(lambda chunk: corpus.tokenise(recipe, chunk, objective.encode), chunks):
             for column, sequences in part.columns.items():
                 files[f"{column}.tokens"].write(sequences.tokens.astype(dtypes["tokens"]).tobytes())
                 files[f"{column}.uint32"].write(sequences.lengths.astype(dtypes["lengths"]).tobytes())
@@ -234,10 +232,6 @@ def _progress(folder: Path) -> Progress:
         if all((folder / name).stat().st_size >= size for name, size in done.sizes.items()):
             return done
     return Progress()
-
-
-def _tokens(recipe: Recipe, objective: Objective, chunk: Columns) -> Corpus:
-    return next(corpus.tokenise(recipe, [chunk], objective.encode))
 
 
 def _ahead(work: Callable[[Columns], Corpus], chunks: Iterable[Columns], count: int = 2) -> Iterator[Corpus]:

@@ -18,7 +18,6 @@ from typing import Annotated, Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import (
-    FullyShardedDataParallelPlugin,
     ProjectConfiguration,
     broadcast_object_list,
     set_seed,
@@ -229,9 +228,6 @@ def open_run(recipe: Recipe, accelerator: Accelerator, source: Path) -> Run:
     is another run's. The folder is then as it was.
     """
     started = time.monotonic()
-    plugin = sharding.plugin(accelerator)
-    if recipe.optimisation.precision == "tf32":
-        torch.set_float32_matmul_precision("high")
     where = Path(recipe.output_dir)
     if accelerator.is_main_process:
         named = [("the recipe", source), ("data", Path(recipe.data.path))]
@@ -241,10 +237,7 @@ def open_run(recipe: Recipe, accelerator: Accelerator, source: Path) -> Run:
         folder.check(where, named, resume=recipe.resume, overwrite=recipe.overwrite)
         if recipe.model_card is not None:
             metrics.check_card(Path(recipe.model_card), source, where)
-    sources.check_splits(recipe.data)
-    tokenizer = open_tokenizer(recipe, where, accelerator)
-    objective = OBJECTIVES[recipe.objective](recipe, tokenizer)
-    run = prepare(recipe, accelerator, plugin, objective, where, started)
+    run = prepare(recipe, accelerator, where, started)
     if recipe.resume:
         resume(run)
     if run.is_main:
@@ -286,15 +279,17 @@ def open_tokenizer(recipe: Recipe, where: Path, accelerator: Accelerator) -> Pre
         return corpus.read_tokenizer(read, "output_dir")
 
 
-def prepare(
-    recipe: Recipe,
-    accelerator: Accelerator,
-    plugin: FullyShardedDataParallelPlugin | None,
-    objective: Objective,
-    where: Path,
-    started: float,
-) -> Run:
-    """Corpus, model and optimisers of a run at its first step, whose clock counts from `started` (monotonic)."""
+def prepare(recipe: Recipe, accelerator: Accelerator, where: Path, started: float) -> Run:
+    """Tokenizer, corpus, model and optimisers of a run at its first step; its clock counts from `started` (monotonic).
+    Nothing is written into its folder `where`.
+
+    Raises RecipeError when one of them cannot be had.
+    """
+    plugin = sharding.plugin(accelerator)
+    if recipe.optimisation.precision == "tf32":
+        torch.set_float32_matmul_precision("high")
+    sources.check_splits(recipe.data)
+    objective = OBJECTIVES[recipe.objective](recipe, open_tokenizer(recipe, where, accelerator))
     model = build_model(recipe, accelerator, objective)
     base = {"base_model": fingerprint(model)} if PATH in recipe.model else {}
     say = partial(print, file=sys.stderr) if accelerator.is_main_process else str
@@ -423,15 +418,10 @@ def save(run: Run, score: float | None = None, by_signal: bool = False) -> None:
     run.collect_loss()
     state = run.state
     check_weights(run.unwrapped_model, state.step)
-    files = {
-        "model.safetensors": checkpoints.weights(run.unwrapped_model),
-        "optimizer.safetensors": checkpoints.optimizer_tensors(run.optimizers, run.unwrapped_model),
-    }
     if run.ema_model is not None:
         check_weights(run.ema_model.module, state.step)
         state.n_averaged = int(run.ema_model.n_averaged)
-        files["average.safetensors"] = checkpoints.weights(run.ema_model.module)
-    files = {name: sharding.gather(tensors, keep=run.is_main) for name, tensors in files.items()}
+    files = {name: sharding.gather(tensors, keep=run.is_main) for name, tensors in saved_tensors(run).items()}
     if run.is_main:
         # By now evaluations have been timed by a later clock than the step.
         elapsed = {"seconds": max(state.seconds, run.clock())}
@@ -439,6 +429,17 @@ def save(run: Run, score: float | None = None, by_signal: bool = False) -> None:
         record["by_signal"] = by_signal
         run.store.save(state.step, files, record, "-unmeasured" if state.unmeasured else "")
     run.accelerator.wait_for_everyone()
+
+
+def saved_tensors(run: Run) -> dict[str, dict[str, torch.Tensor]]:
+    """What a checkpoint holds of tensors, by its files; maybe sharded."""
+    files = {
+        "model.safetensors": checkpoints.weights(run.unwrapped_model),
+        "optimizer.safetensors": checkpoints.optimizer_tensors(run.optimizers, run.unwrapped_model),
+    }
+    if run.ema_model is not None:
+        files["average.safetensors"] = checkpoints.weights(run.ema_model.module)
+    return files
 
 
 def resume(run: Run) -> None:

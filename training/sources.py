@@ -133,6 +133,10 @@ def _local_source(files: Mapping[str, Sequence[Path]], data: Data, role: str) ->
     if len({len(some) for some in files.values()}) > 1:
         counts = ", ".join(f"{len(some)} of {column}" for column, some in files.items())
         raise RecipeError(f"data.splits.{role}: not parallel, there are files for {counts}")
+    for shards in zip(*files.values(), strict=True):  # in order of their names, which may not be those of one another
+        stems = {str(file).rpartition(f".{column}")[0] for column, file in zip(files, shards, strict=True)}
+        if len(stems) > 1 and len(every) > len(files):
+            raise RecipeError(f"data.splits.{role}: not parallel, {' stands beside '.join(map(str, shards))}")
     return _Source(partial(_local, files, data), frozenset(str(file.resolve()) for file in every), files=files)
 
 
@@ -144,7 +148,7 @@ def _files(path: Path, name: str, data: Data) -> dict[str, list[Path]]:
     if (path / name).is_file():
         return {"": [path / name]}
     sides = [
-        [(column, files) for column in columns if (files := _shards(path, name, f".{column}"))]
+        [(column, files) for column in columns for end in PACKED if (files := _shards(path, name, f".{column}{end}"))]
         for columns in data.columns.values()
     ]
     if all(sides):
