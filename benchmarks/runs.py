@@ -109,7 +109,7 @@ class TrainerRun(Contender):
     def build(self) -> None:
         run, recipe = self.ours.run, self.ours.recipe
         config, tokenizer = run.eval_model.config, run.objective.tokenizer
-        _, corpus = next(iter(run.parts(0, 0)))
+        corpus = next(run.parts(0, 0)).corpus
         window, of_target = recipe.data.window, self.native.family == "seq2seq"
         if of_target:
             rows = Rows(input_ids=unjoined(corpus.columns["source"]), labels=unjoined(corpus.columns["target"]))

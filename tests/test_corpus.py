@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from tests import tiny_runs
-from training.corpus import Parts, Sequences, bucket, load
+from training.corpus import Parts, Sequences, load
 from training.recipe import parse
 from training.sections import RecipeError
 from training.sources import check_splits, read
@@ -153,7 +153,7 @@ def test_what_is_left_out_of_each_part_of_a_stream_is_said_once(tmp_path):
     path = tmp_path / "corpus" / "train.en"
     path.write_bytes(b"".join(b"on\xffe\n" if row == 30 else b"one\n" for row in range(60)))
     parts = Parts(recipe, characters, lambda part: len(part.columns["text"].tokens), said.append)
-    assert [number for epoch in range(2) for number, _ in parts(epoch, 0)] == [0, 1, 2, 0, 1, 2]
+    assert [part.number for epoch in range(2) for part in parts(epoch, 0)] == [0, 1, 2, 0, 1, 2]
     assert said == ["part 1 of the stream: left out 1 broken UTF-8"]
 
 
@@ -236,28 +236,6 @@ def test_a_corpus_that_changes_has_another_fingerprint(tmp_path):
     path = tmp_path / "corpus" / "train.en"
     path.write_text(path.read_text(encoding="utf-8").replace("one", "eno", 1), encoding="utf-8")
     assert load(recipe, "train", characters).fingerprint != before
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_buckets_hold_every_row_once_within_the_budget(seed):
-    draw = np.random.default_rng(seed)
-    lengths = draw.integers(1, 60, (draw.integers(1, 500), 2))
-    batches = bucket(lengths, 256, np.random.default_rng(seed))
-    assert sorted(np.concatenate(batches).tolist()) == list(range(len(lengths)))
-    padded = sum(len(batch) * lengths[batch].max(axis=0).sum() for batch in batches)
-    assert all(len(batch) * lengths[batch].max() <= 256 for batch in batches)
-    if len(lengths) > 200:
-        assert padded < 1.6 * lengths.sum()  # with rows in any order it is about 2.5
-    assert [b.tolist() for b in batches] == [b.tolist() for b in bucket(lengths, 256, np.random.default_rng(seed))]
-    assert len(lengths) < 9 or [b.tolist() for b in batches] != [
-        b.tolist() for b in bucket(lengths, 256, np.random.default_rng(seed + 1))
-    ]
-
-
-def test_lengths_of_a_small_type_fit_any_budget():
-    lengths = np.array([[3, 2], [60_000, 1], [5, 5]], np.uint16)
-    (rows,) = bucket(lengths, 10**6)
-    assert sorted(rows) == [0, 1, 2] and len(bucket(lengths, 65_536)) == 2
 
 
 def test_padding_keeps_every_token_and_nothing_else():

@@ -28,8 +28,8 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     """From now on, runs die inside this step: after the backward pass and the update, before anything is written."""
     honest = loop._step
 
-    def dying(run, group):
-        norm = honest(run, group)
+    def dying(run, *group):
+        norm = honest(run, *group)
         if run.state.step == step:
             raise Killed
         return norm
@@ -101,10 +101,10 @@ def test_a_signal_finishes_the_step_saves_and_exits_with_its_code(number, code, 
     assert tiny_runs.run(recipe, tmp_path / "whole") == 0
     honest, before = loop._step, signal.getsignal(number)
 
-    def signalled(run, group):
+    def signalled(run, *group):
         if run.state.step == 6:
             os.kill(os.getpid(), number)
-        return honest(run, group)
+        return honest(run, *group)
 
     with monkeypatch.context() as patch:
         patch.setattr(loop, "_step", signalled)
@@ -132,11 +132,11 @@ def spoil(monkeypatch, steps, spoiled):
     """Before each of these steps, `spoiled(run)`."""
     honest = loop._step
 
-    def step(run, group):
+    def step(run, *group):
         with monkeypatch.context() as patch:
             if run.state.step in steps:
                 spoiled(run, patch)
-            return honest(run, group)
+            return honest(run, *group)
 
     monkeypatch.setattr(loop, "_step", step)
 
@@ -223,8 +223,8 @@ def test_weights_that_are_not_finite_are_neither_saved_nor_published(what, step,
     )
     honest = loop._step
 
-    def poisoned(run, group):
-        norm = honest(run, group)
+    def poisoned(run, *group):
+        norm = honest(run, *group)
         if run.state.step == step:
             next(getattr(run, what).parameters()).data[0, 0] = float("inf")
         return norm
@@ -267,10 +267,10 @@ def test_a_signal_in_an_evaluation_puts_it_off_until_the_run_is_resumed(step, tm
             os.kill(os.getpid(), signal.SIGTERM)
         return honest(objective, model, batch)
 
-    def marked(run, group):
+    def marked(run, *group):
         if run.state.step == step:
             (tmp_path / "now").touch()
-        return stepped(run, group)
+        return stepped(run, *group)
 
     stepped = loop._step
     with monkeypatch.context() as patch:
@@ -293,10 +293,10 @@ def test_a_launcher_that_is_gone_is_a_signal(tmp_path, monkeypatch):
     recipe = tiny_runs.write_recipe(tmp_path)
     honest = loop._step
 
-    def orphaned(run, group):
+    def orphaned(run, *group):
         if run.state.step == 6:
             patch.setattr(os, "getppid", lambda: 1)
-        return honest(run, group)
+        return honest(run, *group)
 
     with monkeypatch.context() as patch:
         patch.setattr(loop, "_step", orphaned)

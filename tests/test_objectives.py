@@ -10,8 +10,9 @@ from transformers import MarianConfig, MarianMTModel
 
 from hf_scratch_transformer.tokenization import config_fields
 from tests import tiny_runs
+from training.batches import IGNORED, Draws
 from training.corpus import FAMILIES, load, make_tokenizer
-from training.objectives import IGNORED, OBJECTIVES
+from training.objectives import OBJECTIVES
 from training.recipe import parse
 
 
@@ -29,7 +30,7 @@ def opened(folder, name, *words, **sections):
 def batches(objective, corpus, seed=None):
     rng = None if seed is None else np.random.default_rng(seed)
     return [
-        objective.collate(corpus, item, np.random.default_rng((7, i)), 0)
+        objective.collate(corpus, item, Draws((7, i), np.arange(len(item))), 0)
         for i, item in enumerate(objective.plan(corpus, rng))
     ]
 

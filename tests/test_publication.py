@@ -87,9 +87,9 @@ def test_a_card_says_what_the_training_took(objective, tmp_path, monkeypatch):
     recipe = tiny_runs.write_recipe(tmp_path, objective, optimisation={"optimizer": "adamw"})
     counted, step = [], loop._step
 
-    def watched(run, group):
+    def watched(run, *group):
         norms = []
-        counted.append(count_flops(lambda: norms.append(step(run, group)), "cpu"))
+        counted.append(count_flops(lambda: norms.append(step(run, *group)), "cpu"))
         return norms[0]
 
     monkeypatch.setattr(loop, "_step", watched)

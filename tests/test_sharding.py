@@ -29,13 +29,13 @@ from training import loop, optimisation
 class Killed(BaseException):
     pass
 
-def dying(run, group):
+def dying(run, *group):
     if run.state.step == 4:
         raise Killed
-    return honest(run, group)
+    return honest(run, *group)
 
-def looking(run, group):
-    norm = honest(run, group)
+def looking(run, *group):
+    norm = honest(run, *group)
     states = [entry for o in run.optimizers for state in o.state.values() for entry in state.values() if entry.ndim]
     for tensor in [*run.unwrapped_model.parameters(), *states]:
         assert isinstance(tensor, DTensor) and tensor.to_local().numel() < max(tensor.numel(), 2)

@@ -1,8 +1,4 @@
-"""Corpora: rows read through `datasets`, cleaned, tokenised once into flat arrays, and cut into batches.
-
-The order of batches is a pure function of the seed and the place in the run (epoch, part): no generator carries state
-from one batch to the next, so a resumed run sees exactly the batches it would have seen.
-"""
+"""Corpora: rows read through `datasets`, cleaned, tokenised once into flat arrays."""
 
 import hashlib
 from collections import Counter
@@ -11,11 +7,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from torch.utils.data import DataLoader, Dataset
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from hf_scratch_transformer.files import reading
@@ -98,6 +92,9 @@ class Sequences:
         """All sequences of several sets, in order."""
         return cls(np.concatenate([each.tokens for each in many]), np.concatenate([each.lengths for each in many]))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _sequences, (_sent(self.tokens), _sent(self.lengths))
+
     @cached_property
     def offsets(self) -> np.ndarray:
         """[sequences + 1] int64: sequence i is `tokens[offsets[i] : offsets[i + 1]]`."""
@@ -122,6 +119,15 @@ class Sequences:
     def count(self, token: int) -> int:
         """How often a token occurs."""
         return sum(int(np.count_nonzero(block == token)) for block in blocks(self.tokens))
+
+
+def _sent(array: np.ndarray) -> np.ndarray | tuple[Any, ...]:
+    """What another process is sent of an array: where it is mapped from, rather than its content."""
+    return (array.filename, array.dtype, "r", array.offset) if isinstance(array, np.memmap) else array
+
+
+def _sequences(*sent: np.ndarray | tuple[Any, ...]) -> Sequences:
+    return Sequences(*(np.memmap(*each) if isinstance(each, tuple) else each for each in sent))
 
 
 def blocks(array: np.ndarray) -> Iterator[np.ndarray]:
@@ -205,8 +211,16 @@ def tokenise(recipe: Recipe, chunk: Columns, encode: Encode, keep_texts: bool = 
     return Corpus(encoded, chunk if keep_texts else {}, refused, rows, size, words)
 
 
+class Part(NamedTuple):
+    """What is put in order by itself: a part of a stream, or a pool of the rows of a whole split."""
+
+    number: int
+    corpus: Corpus
+    pool: int = 0  # of the corpus
+
+
 class Parts:
-    """The training split as `parts(epoch, first)` gives it: whole, or part by part in the order of the stream."""
+    """The training split as `parts(epoch, first)` gives it: pool by pool, or a stream part by part in its order."""
 
     def __init__(
         self,
@@ -215,29 +229,30 @@ class Parts:
         end: Callable[[Corpus], int],
         say: Callable[[str], object],
         whole: Callable[[], Corpus] | None = None,
+        pools: Callable[[Corpus], int] = lambda _: 1,
     ) -> None:
         """`end` is how much there is to predict in a part: those with nothing are passed over. Which these are is said
-        once, as is what is left out of others. `whole` reads a split that is not streamed, otherwise into memory.
+        once, as is what is left out of others. `whole` reads a split that is not streamed, otherwise into memory;
+        `pools` is how many its rows are put in order in.
 
         Raises RecipeError when no part has anything.
         """
-        self.recipe, self.encode, self.end, self.say = recipe, encode, end, say
+        self.recipe, self.encode, self.end, self.say, self.pools = recipe, encode, end, say, pools
         self.told: set[int] = set()  # parts
         if recipe.data.streaming:
-            self.first = next((part for _, part in self._stream(0)), Corpus({}))
+            self.first = next((part.corpus for part in self._stream(0)), Corpus({}))
         else:
             self.first = load(recipe, "train", encode) if whole is None else whole()
         if not self.first.columns or end(self.first) < 1:
             raise RecipeError("data.splits.train: there is nothing to predict")
 
-    def __call__(self, epoch: int, first: int) -> Iterator[tuple[int, Corpus]]:
-        """The parts of an epoch from number `first` on, with their numbers."""
+    def __call__(self, epoch: int, first: int) -> Iterator[Part]:
+        """The parts of an epoch from number `first` on."""
         if self.recipe.data.streaming:
-            yield from self._stream(first)
-        elif first == 0:
-            yield 0, self.first
+            return self._stream(first)
+        return (Part(pool, self.first, pool) for pool in range(first, self.pools(self.first)))
 
-    def _stream(self, first: int) -> Iterator[tuple[int, Corpus]]:
+    def _stream(self, first: int) -> Iterator[Part]:
         size = self.recipe.data.part_rows
         chunks = _regrouped(read(self.recipe.data, "train", skip=first * size), size)
         for number, rows in enumerate(chunks, start=first):
@@ -247,7 +262,7 @@ class Parts:
                     raise NothingUsable("too short for a single prediction")
                 if part.refused:
                     self._tell(number, f": left out {describe(part.refused)}")
-                yield number, part
+                yield Part(number, part)
             except NothingUsable as error:
                 self._tell(number, f" is skipped: {error}")
 
@@ -290,83 +305,3 @@ def account(role: str, split: Corpus, usable: int, tokenizer: PreTrainedTokenize
 def describe(refused: Counter) -> str:
     """`12 empty, 3 too long`"""
     return ", ".join(f"{count} {reason}" for reason, count in refused.most_common())
-
-
-# --- Batches --------------------------------------------------------------------------------------------------------
-
-
-def bucket(lengths: np.ndarray, budget: int, rng: np.random.Generator | None = None) -> list[np.ndarray]:
-    """Cut rows into batches of like length within a budget of padded tokens.
-
-    Args:
-        lengths: [rows, sides] tokens of each side of each row.
-        budget: the most that rows × longest side of a batch may be; no row may be longer.
-        rng: which of the rows of equal lengths come together, and the order of the batches; without it both are fixed.
-
-    Returns row numbers, one array a batch; every row is in exactly one.
-    """
-    longest = lengths.max(axis=1).astype(np.int64)  # of which a smaller type has no products
-    ties = rng.random(len(lengths)) if rng is not None else np.arange(len(lengths))
-    order = np.lexsort((ties, *lengths.T, longest))
-    ranked = longest[order]
-    batches, start = [], 0
-    while start < len(order):
-        ahead = ranked[start : start + max(1, budget // ranked[start])]
-        size = max(1, int(np.searchsorted(ahead * np.arange(1, len(ahead) + 1), budget, side="right")))
-        batches.append(order[start : start + size])
-        start += size
-    if rng is not None:
-        batches = [batches[i] for i in rng.permutation(len(batches))]
-    return batches
-
-
-class Batches(Dataset):
-    """The batches of one part of an epoch: item i is built when asked for, in whichever process asks.
-
-    Every process builds the whole batch and keeps its rows, so that a batch, its random draws and its number of targets
-    do not depend on how many processes share it.
-    """
-
-    def __init__(
-        self,
-        plan: list[Any],
-        collate: Callable[[Any, np.random.Generator, int], dict[str, torch.Tensor]],
-        targets: str,
-        key: tuple[int, ...] = (0,),
-        first_step: int = 0,
-        accumulation: int = 1,
-        share: tuple[int, int] = (0, 1),
-    ) -> None:
-        """
-        Args:
-            plan: what each batch is made of.
-            collate: builds a batch from an item of the plan, random draws, and the step it belongs to.
-            targets: the entry of a batch that holds its labels.
-            key: seed of the random draws, together with the number of the batch.
-            first_step, accumulation: batch i belongs to the optimiser step `first_step + i // accumulation`.
-            share: (process, processes)
-        """
-        self.plan, self.collate, self.targets = plan, collate, targets
-        self.key, self.share = key, share
-        self.first_step, self.accumulation = first_step, accumulation
-
-    def __len__(self) -> int:
-        return len(self.plan)
-
-    def __getitem__(self, index: int) -> tuple[dict[str, torch.Tensor], int]:
-        """This process's rows of a batch, and the number of targets in the whole of it."""
-        rng = np.random.default_rng((*self.key, index))
-        batch = self.collate(self.plan[index], rng, self.first_step + index // self.accumulation)
-        count = int((batch[self.targets] != -100).sum())
-        process, processes = self.share
-        if processes > 1:
-            rows = {name: values[process::processes] for name, values in batch.items()}
-            if not len(rows[self.targets]):  # fewer rows than processes: take part, with nothing to predict
-                rows = {name: values[:1].clone() for name, values in batch.items()}
-                rows[self.targets].fill_(-100)
-            batch = rows
-        return batch, count
-
-    def loader(self, start: int, workers: int, pin: bool) -> DataLoader:
-        """From batch `start` to the end, in order."""
-        return DataLoader(self, batch_size=None, sampler=range(start, len(self)), num_workers=workers, pin_memory=pin)

@@ -16,7 +16,8 @@ from hf_scratch_transformer.files import write_text
 from hf_scratch_transformer.insight.records import RISING
 
 from . import metrics
-from .corpus import Batches, Corpus
+from .batches import Batches
+from .corpus import Corpus
 from .objectives import Translation
 from .run import EVALUATION, Interrupted, Run, Session
 from .sections import RecipeError

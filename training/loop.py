@@ -1,13 +1,14 @@
 """The one loop: batches in, updates, measurements and checkpoints out, whatever the objective."""
 
 import contextlib
+import functools
 import itertools
 import math
 import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 
 from . import evaluation, launcher, sharding
-from .corpus import Batches
+from .batches import Batches
 from .metrics import ProgressBar, used_memory
 from .objectives import Batch
 from .optimisation import lr_factor, set_lr
@@ -41,7 +42,7 @@ def train(run: Run) -> None:
         run.signal = signals.received
         over = state.unmeasured and _settle(run, bar, stop=0)
         for group in () if over else _batches(run):
-            norm = _step(run, group)
+            norm = _step(run, group, exchange)
             _count_skipped(run, bar, group, norm)
             state.step += 1
             state.batch += len(group)
@@ -62,13 +63,14 @@ def train(run: Run) -> None:
 def timed(run: Run, count: int) -> Iterator[tuple[float, int]]:
     """The first steps of a run, done for their time alone: the seconds and the targets of each."""
     groups = _batches(run)
-    for _ in range(count):
-        before = time.monotonic()
-        group = next(groups)
-        _step(run, group)
-        run.state.step += 1
-        run.state.batch += len(group)
-        yield time.monotonic() - before, sum(targets for _, targets in group)
+    with _Exchange(run) as exchange:
+        for _ in range(count):
+            before, targets = time.monotonic(), run.state.targets
+            group = next(groups)
+            _step(run, group, exchange)
+            run.state.step += 1
+            run.state.batch += len(group)
+            yield time.monotonic() - before, run.state.targets - targets
 
 
 def _settle(run: Run, bar: ProgressBar, stop: int) -> bool:
@@ -103,9 +105,11 @@ def _batches(run: Run) -> Iterator[list[tuple[Batch, int]]]:
     recipe, state, accelerator = run.recipe, run.state, run.accelerator
     size, share = recipe.optimisation.accumulation, (accelerator.process_index, accelerator.num_processes)
     while True:
-        for part, corpus in run.parts(state.epoch, state.part):
+        for part, corpus, pool in run.parts(state.epoch, state.part):
             state.part, place = part, (state.epoch, part)
-            plan = run.objective.plan(corpus, np.random.default_rng((recipe.seed, ORDER, *place)))
+            # Pools of one corpus are parts of one pass over it.
+            rng = np.random.default_rng((recipe.seed, ORDER, state.epoch, part - pool))
+            plan = run.objective.plan(corpus, rng, pool)
             batches = Batches(
                 plan,
                 partial(run.objective.collate, corpus),
@@ -129,10 +133,10 @@ def _drawn(run: Run, loader: Iterator[tuple[Batch, int]], size: int) -> list[tup
     return group
 
 
-def _step(run: Run, group: list[tuple[Batch, int]]) -> float:
+def _step(run: Run, group: list[tuple[Batch, int]], exchange: "_Exchange") -> float:
     """One optimiser step over the batches of a group, left out if the gradient is not finite; returns its norm."""
     recipe, state, accelerator = run.recipe, run.state, run.accelerator
-    total, step_loss_sum = sum(count for _, count in group), torch.zeros_like(run.loss_sum)
+    targets, step_loss_sum = exchange.sum(sum(count for _, count in group)), torch.zeros_like(run.loss_sum)
     set_lr(run.optimizers, lr_factor(recipe.optimisation, state.step, run.progress(), state.lr_reductions))
     torch.manual_seed(_seed(recipe.seed, DROPOUT, state.step, accelerator.process_index))
     for index, (batch, _) in enumerate(group):
@@ -144,7 +148,7 @@ def _step(run: Run, group: list[tuple[Batch, int]]) -> float:
             with accelerator.autocast():
                 loss_sum = run.objective.loss(run.model, batch, recipe.optimisation.label_smoothing)
             # Processes average their gradients; what is wanted is the sum over all, divided by the number of targets.
-            accelerator.backward(loss_sum * (accelerator.num_processes / max(total, 1)))
+            accelerator.backward(loss_sum * (accelerator.num_processes / max(targets(), 1)))
         step_loss_sum += loss_sum.detach()
     clipped = accelerator.clip_grad_norm_(run.unwrapped_model.parameters(), recipe.optimisation.clip_norm or math.inf)
     norm = float(sharding.full_tensor(clipped))  # for which a GPU's work is waited for: what follows depends on it
@@ -154,8 +158,8 @@ def _step(run: Run, group: list[tuple[Batch, int]]) -> float:
         if run.ema_model is not None:
             run.ema_model.update_parameters(run.unwrapped_model)
         run.loss_sum += step_loss_sum
-        state.targets += total
-        state.window_targets += total
+        state.targets += targets()
+        state.window_targets += targets()
     for optimizer in run.optimizers:
         optimizer.zero_grad()
     return norm
@@ -289,10 +293,11 @@ class _Signals:
 
 
 class _Exchange:
-    """What processes tell each other after each step: the largest signal and the longest clock of any of them.
+    """What processes tell each other, over gloo whatever the device: after each step the largest signal and the longest
+    clock of any of them, before it the number of its targets.
 
-    Nobody waits for it: what is said after a step travels during the next one, over gloo whatever the device, and is
-    heard after that, by all processes alike. One process hears itself at once.
+    Nobody waits for the first: what is said after a step travels during the next one, and is heard after that, by all
+    processes alike. The number travels while the model goes forward. One process hears itself at once.
     """
 
     def __init__(self, run: Run) -> None:
@@ -315,6 +320,20 @@ class _Exchange:
         work = torch.distributed.all_reduce(words, torch.distributed.ReduceOp.MAX, self.group, async_op=True)
         self.said = (words, work)
         return self.heard
+
+    def sum(self, mine: int) -> Callable[[], int]:
+        """The sum of a number of each process, when it is asked for."""
+        if self.group is None:
+            return lambda: mine
+        number = torch.tensor(mine)
+        work = torch.distributed.all_reduce(number, group=self.group, async_op=True)
+
+        @functools.cache
+        def arrived() -> int:
+            work.wait()
+            return int(number)
+
+        return arrived
 
     def _hear(self) -> None:
         if self.said is not None:

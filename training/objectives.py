@@ -19,13 +19,13 @@ from transformers import (
 
 from hf_scratch_transformer.embedding import longest_output
 
-from .corpus import Corpus, bucket
+from .batches import IGNORED, POOL, Draws, bucket, pool_rows
+from .corpus import Corpus
 from .recipe import Recipe
 from .sections import RecipeError
 
 Batch = dict[str, Tensor]
 SHOWN = 32  # tokens of a text that a sample shows, and as many of what a causal LM makes of it
-IGNORED = -100  # label of a position without a target
 
 
 class Objective(ABC):
@@ -45,12 +45,15 @@ class Objective(ABC):
         return [encoding.ids for encoding in self.tokenizer.backend_tokenizer.encode_batch_fast(texts)]
 
     @abstractmethod
-    def plan(self, corpus: Corpus, rng: np.random.Generator | None) -> list[Any]:
-        """The batches of one pass over the corpus, as references into it; without `rng` in a fixed order."""
+    def plan(self, corpus: Corpus, rng: np.random.Generator | None, pool: int = 0) -> list[np.ndarray]:
+        """The batches of one pool of a pass over the corpus, [rows, ...] references into it each.
+
+        Without `rng` those of the whole pass, in a fixed order. All pools of a pass want the same `rng`, as it begins.
+        """
 
     @abstractmethod
-    def collate(self, corpus: Corpus, item: Any, rng: np.random.Generator, step: int) -> Batch:
-        """One batch from an item of the plan. Every random draw comes from `rng`."""
+    def collate(self, corpus: Corpus, item: np.ndarray, draws: Draws, step: int) -> Batch:
+        """A batch of some rows of an item of the plan. All that is random in it comes from `draws`, row by row."""
 
     def loss(self, model: torch.nn.Module, batch: Batch, label_smoothing: float = 0.0) -> Tensor:
         """Cross-entropy in nats, summed over the targets of the batch.
@@ -90,6 +93,10 @@ class Objective(ABC):
         """How many rows, or tokens of the stream, can be the input of a prediction."""
         return self.examples(corpus)
 
+    def pools(self, corpus: Corpus) -> int:
+        """How many pools a pass over the corpus has, of which the last may be empty."""
+        return -(-self.examples(corpus) // POOL)
+
 
 class Translation(Objective):
     """Source to target with teacher forcing, in length-bucketed batches."""
@@ -103,11 +110,12 @@ class Translation(Objective):
                 f"tokenizer: {tokenizer.name_or_path}: a translator needs an end-of-sentence and a padding token"
             )
 
-    def plan(self, corpus: Corpus, rng: np.random.Generator | None) -> list[np.ndarray]:
-        lengths = np.stack([corpus.columns["source"].lengths, corpus.columns["target"].lengths], axis=1)
-        return bucket(lengths, self.recipe.data.batch_tokens, rng)
+    def plan(self, corpus: Corpus, rng: np.random.Generator | None, pool: int = 0) -> list[np.ndarray]:
+        rows = pool_rows(self.examples(corpus), pool, rng)
+        lengths = np.stack([corpus.columns[side].lengths[rows] for side in ("source", "target")], axis=1)
+        return [rows[batch] for batch in bucket(lengths, self.recipe.data.batch_tokens, rng)]
 
-    def collate(self, corpus: Corpus, item: np.ndarray, rng: np.random.Generator, step: int) -> Batch:
+    def collate(self, corpus: Corpus, item: np.ndarray, draws: Draws, step: int) -> Batch:
         pad = self.tokenizer.pad_token_id
         source = corpus.columns["source"].padded(item, pad)
         batch = {"input_ids": source, "labels": corpus.columns["target"].padded(item, IGNORED)}
@@ -152,7 +160,7 @@ class Translation(Objective):
         for batch in bucket(lengths, max(self.recipe.data.batch_tokens // num_beams, int(lengths.max()))):
             if is_stopped():
                 break
-            encoded = self.collate(corpus, rows[batch], np.random.default_rng(0), 0)
+            encoded = self.collate(corpus, rows[batch], Draws((0,), batch), 0)
             del encoded["labels"]
             limit = longest_output(encoded["input_ids"].shape[1], self.recipe.data.max_length)
             output = model.generate(
@@ -174,18 +182,24 @@ class _Windows(Objective):
         super().__init__(recipe, tokenizer)
         self.window = recipe.data.window
 
-    def plan(self, corpus: Corpus, rng: np.random.Generator | None) -> list[np.ndarray]:
+    def pools(self, corpus: Corpus) -> int:
+        return -(-(self.end(corpus) // self.window + 2) // POOL)
+
+    def plan(self, corpus: Corpus, rng: np.random.Generator | None, pool: int = 0) -> list[np.ndarray]:
         """Batches of windows, each [windows, 3]: first token, the one after the last, first that counts."""
         size, end = self.window, self.end(corpus)
         step = size if rng is not None else self.recipe.evaluation.stride or size
         if rng is not None and self.recipe.data.random_windows:
-            starts = rng.integers(0, max(1, end - size + 1), size=max(1, end // size))
+            count = len(pool_rows(max(1, end // size), pool, rng))
+            starts = rng.integers(0, max(1, end - size + 1), size=count)
             windows = np.stack([starts, np.minimum(starts + size, end), starts], axis=1)
         else:
             # Another phase each time: no token is always the first of its window, and none is left out.
             phase = size if rng is None else int(rng.integers(1, size + 1))
-            edges = np.unique(np.concatenate([[0], np.arange(phase, end, step), [end]]))
-            windows = np.stack([np.maximum(edges[:-1] + step - size, 0), edges[1:], edges[:-1]], axis=1)
+            numbers = pool_rows(1 + max(0, -((phase - end) // step)), pool, rng)
+            counted = np.where(numbers > 0, phase + (numbers - 1) * step, 0)
+            ends = np.minimum(phase + numbers * step, end)
+            windows = np.stack([np.maximum(counted + step - size, 0), ends, counted], axis=1)
             if rng is not None:
                 windows = windows[rng.permutation(len(windows))]
         rows = max(1, self.recipe.data.batch_tokens // size)
@@ -220,7 +234,7 @@ class CausalLM(_Windows):
     def end(self, corpus: Corpus) -> int:
         return len(corpus.columns["text"].tokens) - 1
 
-    def collate(self, corpus: Corpus, item: np.ndarray, rng: np.random.Generator, step: int) -> Batch:
+    def collate(self, corpus: Corpus, item: np.ndarray, draws: Draws, step: int) -> Batch:
         stream = corpus.columns["text"].tokens
         indices, counts, positions = self.cut(corpus, item)
         following = stream[indices + 1].astype(np.int64)
@@ -275,19 +289,19 @@ class MaskedLM(_Windows):
         first, last = self.recipe.optimisation.mask_fraction[0], self.recipe.optimisation.mask_fraction[-1]
         return first + (last - first) * min(1.0, step / self.recipe.optimisation.max_steps)
 
-    def collate(self, corpus: Corpus, item: np.ndarray, rng: np.random.Generator, step: int) -> Batch:
+    def collate(self, corpus: Corpus, item: np.ndarray, draws: Draws, step: int) -> Batch:
         indices, counts, positions = self.cut(corpus, item)
         tokens = corpus.columns["text"].tokens[indices].astype(np.int64)
-        draw = rng.random(tokens.shape)
+        # As many for each row as it could need: how wide the others are makes no difference.
+        draw, share, other = draws.random(3, self.window)[:, :, : tokens.shape[1]].transpose(1, 0, 2)
         if self.recipe.optimisation.whole_word_masking:
             word = np.maximum.accumulate(np.where(self.inside[tokens], 0, np.arange(tokens.shape[1])), axis=1)
             draw = np.take_along_axis(draw, word, axis=1)  # one draw a word: its pieces are masked together
         fraction = self.fraction(step)
         masked = (draw < fraction) & counts & ~self.special[tokens]
         # Of the masked tokens 80% show the mask, 10% another token and 10% themselves.
-        share = rng.random(tokens.shape)
         input_ids = np.where(masked & (share < 0.8), self.tokenizer.mask_token_id, tokens)
-        input_ids = np.where(masked & (share >= 0.9), rng.integers(0, len(self.special), tokens.shape), input_ids)
+        input_ids = np.where(masked & (share >= 0.9), (other * len(self.special)).astype(np.int64), input_ids)
         batch = {"input_ids": input_ids, "labels": np.where(masked, tokens, IGNORED)}
         if positions is not None:
             batch["position_ids"] = positions
@@ -302,8 +316,8 @@ class MaskedLM(_Windows):
         if not count:
             return []
         windows[:, 1] = np.minimum(windows[:, 1], windows[:, 0] + SHOWN)
-        rng, last = np.random.default_rng(self.recipe.seed), self.recipe.optimisation.max_steps
-        batch = {name: values.to(model.device) for name, values in self.collate(corpus, windows, rng, last).items()}
+        draws, last = Draws((self.recipe.seed,), np.arange(len(windows))), self.recipe.optimisation.max_steps
+        batch = {name: values.to(model.device) for name, values in self.collate(corpus, windows, draws, last).items()}
         labels = batch.pop(self.targets)
         masked, guesses = labels != IGNORED, model(**batch).logits.argmax(-1)
         rows = {

@@ -168,9 +168,10 @@ def _opened(folder: Path) -> Corpus:
 
 
 def _mapped(folder: Path, column: str, tokens: str, lengths: str) -> Sequences:
-    path = folder / f"{column}.tokens"
-    mapped = np.memmap(path, tokens, mode="r") if path.stat().st_size else np.zeros(0, tokens)
-    return Sequences(mapped, np.fromfile(folder / f"{column}.lengths", lengths))
+    arrays = []
+    for path, dtype in ((folder / f"{column}.tokens", tokens), (folder / f"{column}.lengths", lengths)):
+        arrays.append(np.memmap(path, dtype, mode="r") if path.stat().st_size else np.zeros(0, dtype))
+    return Sequences(*arrays)
 
 
 def _is_whole(folder: Path) -> bool:

@@ -15,8 +15,9 @@ from hf_scratch_transformer.insight.trace import count_flops
 
 from . import metrics
 from .base_model import PATH
+from .batches import IGNORED, Draws
 from .corpus import Corpus
-from .objectives import IGNORED, Batch
+from .objectives import Batch
 from .recipe import OURS, dump
 from .run import Run, TrainingError
 
@@ -113,7 +114,8 @@ def target_flops(run: Run) -> float | None:
     flops = targets = 0
     model.train()
     for index in np.linspace(0, len(plan) - 1, min(COUNTED, len(plan))).astype(int):
-        batch = objective.collate(run.validation, plan[index], np.random.default_rng(index), run.state.step)
+        draws = Draws((index,), np.arange(len(plan[index])))
+        batch = objective.collate(run.validation, plan[index], draws, run.state.step)
         targets += int((batch[objective.targets] != IGNORED).sum())
         batch = {name: values.to(model.device) for name, values in batch.items()}
 

@@ -63,7 +63,7 @@ class State:
 
     step: Count = 0  # optimiser steps done
     epoch: Count = 0
-    part: Count = 0  # of the epoch, when the corpus is streamed
+    part: Count = 0  # of the epoch, where it has several
     batch: Count = 0  # batches of the part that are used up
     seconds: Annotated[float, Field(ge=0)] = 0.0  # of wall clock, over all the processes that worked on the run
     targets: Count = 0  # tokens predicted
@@ -121,7 +121,7 @@ class Run(Session):
     eval_model: PreTrainedModel  # to measure and to publish: `unwrapped_model`, or a copy of it where that is sharded
     ema_model: AveragedModel | None  # moving average of the weights, sharded as they are
     optimizers: list[Optimizer]
-    parts: Callable[[int, int], Iterator[tuple[int, corpus.Corpus]]]  # (epoch, first part) -> its numbered parts
+    parts: Callable[[int, int], Iterator[corpus.Part]]  # (epoch, first part)
     rows: int  # of the training split, or of its first part
     validation: corpus.Corpus | None
     test: corpus.Corpus | None
@@ -294,7 +294,7 @@ def prepare(recipe: Recipe, accelerator: Accelerator, where: Path, started: floa
     base = {"base_model": fingerprint(model)} if PATH in recipe.model else {}
     say = partial(print, file=sys.stderr) if accelerator.is_main_process else str
     whole = partial(preparation.prepared, recipe, objective, say)
-    parts = corpus.Parts(recipe, objective.encode, objective.end, say, whole)
+    parts = corpus.Parts(recipe, objective.encode, objective.end, say, whole, objective.pools)
     train = parts.first
     held_out = {
         role: corpus.load(recipe, role, objective.encode, keep_texts=True) if role in recipe.data.splits else None
