@@ -118,7 +118,7 @@ class TrainerRun(Contender):
         else:
             stream = corpus.columns["text"].tokens
             rows = Rows(input_ids=[stream[start : start + window] for start in range(0, len(stream), window)])
-        plan = run.objective.plan(corpus, np.random.default_rng(0))
+        plan = run.objective.plan(corpus, (0,))
         # Non-padding tokens in a batch of ours, and in a row here.
         tokens_per_batch = len(corpus.columns["target" if of_target else "text"].tokens) / len(plan)
         tokens_per_row = np.mean([len(ids) for ids in rows.columns["labels" if of_target else "input_ids"]])

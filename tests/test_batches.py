@@ -8,15 +8,17 @@ import tracemalloc
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+import yaml
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import tiny_runs
 from tests.test_objectives import opened
-from training import batches, objectives
-from training.batches import Batches, Draws, bucket, pool_rows
+from training import batches, objectives, preparation
+from training.batches import Batches, Draws, bucket, mixed_rows, pool_rows
 from training.checkpoints import read_state
-from training.corpus import Sequences
+from training.corpus import Sequences, load
+from training.recipe import parse
 
 
 @pytest.fixture
@@ -30,6 +32,7 @@ def pools(count, seed=0, size=None):
     return [pool_rows(count, pool, np.random.default_rng(seed)) for pool in range(-(-count // batches.POOL) + 1)]
 
 
+@settings(deadline=None)
 @given(count=st.integers(8, 3000), seed=st.integers(0, 2**32))
 def test_every_row_is_in_one_pool(count, seed):
     with pytest.MonkeyPatch.context() as patch:
@@ -63,11 +66,7 @@ def test_few_rows_are_in_the_order_they_always_were():
 
 def passes(objective, corpus, seed=0):
     """The batches of one pass, pool by pool."""
-    return [
-        batch
-        for pool in range(objective.pools(corpus))
-        for batch in objective.plan(corpus, np.random.default_rng(seed), pool)
-    ]
+    return [batch for pool in range(objective.pools(corpus)) for batch in objective.plan(corpus, (seed,), pool)]
 
 
 @pytest.mark.parametrize("name", tiny_runs.OBJECTIVES)
@@ -113,7 +112,7 @@ def test_a_run_of_several_pools_is_resumed_as_if_it_had_never_stopped(name, smal
 def test_processes_share_a_batch_that_one_would_have_whole(name, processes, tmp_path):
     words = ["--optimisation.whole_word_masking"] if name == "masked_lm" else []
     objective, corpus, _ = opened(tmp_path, name, *words)
-    plan = objective.plan(corpus, np.random.default_rng(0))
+    plan = objective.plan(corpus, (0,))
 
     def built(process, processes):
         made = Batches(
@@ -180,3 +179,118 @@ def test_lengths_of_a_small_type_fit_any_budget():
     lengths = np.array([[3, 2], [60_000, 1], [5, 5]], np.uint16)
     (rows,) = bucket(lengths, 10**6)
     assert sorted(rows) == [0, 1, 2] and len(bucket(lengths, 65_536)) == 2
+
+
+# --- Several sources ------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(
+    counts=st.lists(st.integers(1, 40), min_size=1, max_size=5),
+    weights=st.lists(st.floats(0.01, 10), min_size=5, max_size=5),
+)
+def test_any_stretch_of_a_run_has_its_share_of_every_source(counts, weights):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batches, "POOL", 7)
+        weights, total = weights[: len(counts)], sum(counts)
+        drawn = [[] for _ in counts]
+        for epoch in range(3):
+            for pool in range(-(-total // 7) + 1):
+                for source, numbers, _ in mixed_rows(counts, weights, (1, 2, epoch, 0), pool):
+                    drawn[source] += numbers.tolist()
+                done = epoch * total + min(7 * (pool + 1), total)
+                shares = np.array(weights) / sum(weights)
+                assert sum(map(len, drawn)) == done
+                assert np.abs(np.array([*map(len, drawn)]) - done * shares).max() <= len(counts)
+        for numbers, count in zip(drawn, counts, strict=True):
+            assert numbers == [place % count for place in range(len(numbers))], "each row once before any comes again"
+
+
+def mixture(folder, name, *weights, **options):
+    """A recipe on two sources of numbers that the other does not have, its objective and its corpus."""
+    for number, words in enumerate((["one", "two", "three"], ["four", "five", "six"])):
+        path = folder / f"source{number}"
+        path.mkdir(parents=True)
+        rows = [" ".join(words[(row + at) % 3] for at in range(3 + 3 * number)) for row in range(20 + 40 * number)]
+        tiny_runs.write_lines(path / "train.en", rows)
+        tiny_runs.write_lines(path / "train.de", rows)
+    recipe = tiny_runs.write_recipe(folder, name)
+    tree = yaml.safe_load(recipe.read_text())
+    del tree["data"]["splits"]["train"]
+    tree["data"] |= options
+    tree["data"]["sources"] = [
+        {"path": str(folder / f"source{number}"), "weight": weight} for number, weight in enumerate(weights)
+    ]
+    if name != "translation":
+        for source in tree["data"]["sources"]:
+            source["split"] = "train.en"
+    recipe.write_text(yaml.safe_dump(tree))
+    parsed = parse([str(recipe), "--data.cache", str(folder / "cache")])
+    objective = objectives.OBJECTIVES[name](parsed, preparation.tokenizer(parsed))
+    return recipe, objective, preparation.prepared(parsed, objective, print)
+
+
+@pytest.mark.parametrize("options", [{}, {"random_windows": True}])
+@pytest.mark.parametrize("name", tiny_runs.OBJECTIVES)
+def test_sources_are_mixed_by_their_tokens(name, options, tmp_path):
+    _, objective, corpus = mixture(tmp_path, name, 3, 1, **options)
+    assert [stretch.rows for stretch in corpus.stretches] == [20, 60]
+    kept = {word: token for word, token in objective.tokenizer.get_vocab().items()}
+    first = [token for word, token in kept.items() if word.strip("Ġ▁#") in ("one", "two", "three")]
+    column = "target" if name == "translation" else "text"
+    seen = []
+    for epoch in range(6):
+        for pool in range(objective.pools(corpus)):
+            for item in objective.plan(corpus, (1, 2, epoch, 0), pool):
+                batch = objective.collate(corpus, item, Draws((1,), np.arange(len(item))), 0)
+                for row in batch[objective.targets] if name == "translation" else batch["input_ids"]:
+                    seen.append((len(row[row >= 0]), int(np.isin(row.numpy(), first).sum())))
+    assert corpus.columns[column].tokens.dtype == np.uint16
+    lengths, firsts = np.array(seen).T
+    share = lengths[firsts > 0].sum() / lengths.sum()
+    assert share == pytest.approx(0.75, abs=0.06)
+    if name != "translation":
+        ordinary = [token for word, token in kept.items() if word.strip("Ġ▁#") in ("four", "five", "six")]
+        stream = corpus.columns["text"].tokens
+        for start, stop, _ in np.concatenate(objective.plan(corpus, (1, 2, 3, 0))):
+            window = stream[start:stop]
+            assert np.isin(window, first).any() != np.isin(window, ordinary).any(), "no window spans two sources"
+
+
+def test_a_run_on_sources_is_the_same_from_memory_and_says_what_it_mixes(tmp_path, capsys):
+    recipe, objective, kept = mixture(tmp_path, "causal_lm", 3, 1)
+    in_memory = load(objective.recipe, "train", objective.encode)
+    assert in_memory.fingerprint == kept.fingerprint and list(in_memory.stretches) == list(kept.stretches)
+    assert tiny_runs.run(recipe, tmp_path / "run") == 0
+    said = capsys.readouterr().err
+    assert f"train: 75.0% of its tokens from {tmp_path / 'source0'}, which has {kept.stretches[0].tokens}" in said
+    words = ["--data.sources", '[{"path": "elsewhere", "weight": 1}]', "--resume"]
+    assert tiny_runs.run(recipe, tmp_path / "run", *words) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--data.splits", '{"train": "train", "validation": "valid"}'], "data.splits.train: data.sources are what"),
+        (["--data.streaming"], "data.sources: not with data.streaming"),
+        (["--data.sources", '[{"path": "x", "weight": 0}]'], "data.sources.0.weight: must be a number, above 0, got 0"),
+        (["--data.sources", '[{"weight": 1}]'], "data.sources.0.path: missing"),
+        (["--data.sources", '[{"path": "x", "wieght": 1}]'], "data.sources.0.wieght: unknown key"),
+        (["--data.deduplicate", "--data.streaming"], "data.deduplicate: not with data.streaming"),
+    ],
+)
+def test_sources_that_cannot_be_are_refused_by_their_field(words, said, tmp_path, capsys):
+    recipe, *_ = mixture(tmp_path, "causal_lm", 3, 1)
+    assert tiny_runs.run(recipe, tmp_path / "run", *words) == 2 and said in capsys.readouterr().err
+
+
+def test_a_source_is_not_what_is_measured_and_not_deleted(tmp_path, capsys):
+    recipe, *_ = mixture(tmp_path, "causal_lm", 3, 1)
+    held_out = '{"validation": "../source1/train.en"}'
+    assert tiny_runs.run(recipe, tmp_path / "run", "--data.splits", held_out) == 2
+    assert "data.splits: train and validation are both of" in capsys.readouterr().err
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "run" / "checkpoints" / "corpus.txt").write_text("one two\n" * 9)
+    words = ["--data.sources", f'[{{"path": "{tmp_path}/run/checkpoints", "split": "corpus"}}]', "--overwrite"]
+    assert tiny_runs.run(recipe, tmp_path / "run", *words) == 2
+    assert (tmp_path / "run" / "checkpoints" / "corpus.txt").exists()

@@ -5,6 +5,7 @@ import csv
 import json
 import lzma
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -12,10 +13,11 @@ import pyarrow.parquet
 import pytest
 
 from tests import tiny_runs
+from training import sources
 from training.corpus import Parts, Sequences, load
 from training.recipe import parse
 from training.sections import RecipeError
-from training.sources import check_splits, read
+from training.sources import check_splits, clean, read
 
 
 def resolved(folder, *words, objective="translation"):
@@ -270,3 +272,58 @@ def test_characters_that_the_tokenizer_does_not_know_are_counted(tmp_path, capsy
     said = capsys.readouterr().err
     assert "train: 60 rows of 60\n" in said
     assert "validation: 12 rows of 12; 12 of " in said and "tokens unknown to the tokenizer\n" in said
+
+
+@pytest.mark.parametrize("objective", ["causal_lm", "translation"])
+def test_rows_that_are_there_already_are_left_out_once_asked_for(objective, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sources, "CHUNK", 7)
+    recipe = tiny_runs.write_recipe(tmp_path, objective)
+    path = tmp_path / "corpus" / "train"
+    lines = [
+        f"one {'two ' * (row % 11)}" if row % 4 else "" if objective == "causal_lm" else "six" for row in range(60)
+    ]
+    tiny_runs.write_lines(Path(f"{path}.en"), lines)
+    other = [f"eins {row % 3}" for row in range(60)]
+    tiny_runs.write_lines(Path(f"{path}.de"), other)
+    rows = list(zip(lines, other, strict=True)) if objective == "translation" else lines
+    kept = [row for place, row in enumerate(rows) if not row or row not in rows[:place]]
+    parsed = parse([str(recipe), "--data.deduplicate"])
+    found = load(parsed, "train", characters)
+    assert found.refused["repeated"] == len(rows) - len(kept) > 20 and found.rows == 60
+    texts = all_rows(clean(chunk, chunk, Counter(), True) for chunk in read(parsed.data, "train"))
+    assert [row if len(row) > 1 else row[0] for row in zip(*texts.values(), strict=True)] == kept
+    assert not load(parse([str(recipe)]), "train", characters).refused["repeated"]
+    assert tiny_runs.run(recipe, tmp_path / "run", "--data.deduplicate", "--optimisation.max_steps", "1") == 0
+    assert f"train: {len(kept)} rows of 60, left out {60 - len(kept)} repeated" in capsys.readouterr().err
+    assert tiny_runs.run(recipe, tmp_path / "run", "--resume") == 2, "another corpus"
+
+
+def test_repeated_rows_are_found_among_many():
+    seen, draw = sources._Seen(), np.random.default_rng(0)
+    numbers = draw.integers(0, 20_000, 50_000)
+    marked = []
+    for start in range(0, len(numbers), 1000):
+        chunk = {"text": [str(number) for number in numbers[start : start + 1000]]}
+        seen.mark(chunk)
+        marked += [text == sources.REPEATED for text in chunk["text"]]
+    first = set(np.unique(numbers, return_index=True)[1].tolist())
+    assert [place for place, is_marked in enumerate(marked) if not is_marked] == sorted(first)
+    assert sum(map(len, seen.digests)) == len(first) and len(seen.digests) < 12
+    odd = {"text": [None, 3, "\ud800", "\ud800", "", ""]}
+    seen.mark(odd)
+    assert odd["text"] == [None, 3, "\ud800", sources.REPEATED, "", ""]
+
+
+def test_files_of_a_folder_that_are_not_read_are_named(tmp_path, capsys):
+    recipe = tiny_runs.write_recipe(tmp_path, "causal_lm")
+    folder = tmp_path / "corpus" / "texts"
+    (folder / "more").mkdir(parents=True)
+    for name in ("a.txt", "more/b.txt"):
+        (folder / name).write_text("one two three four five six seven\n" * 9)
+    for name in ("README", "cover.png", "more/notes.md", "more/x.pdf", ".hidden"):
+        (folder / name).write_text("no text\n")
+    words = ["--data.splits", '{"train": "texts", "validation": "valid.en"}', "--optimisation.max_steps", "1"]
+    assert tiny_runs.run(recipe, tmp_path / "run", *words) == 0
+    said = capsys.readouterr().err
+    assert f"train: 2 files, {folder}/a.txt to {folder}/more/b.txt; left out" in said
+    assert "left out, for no ending of a text: README, cover.png, notes.md and 1 more" in said and "hidden" not in said

@@ -54,7 +54,7 @@ def test_what_is_prepared_is_what_would_lie_in_memory(objective, tmp_path, cache
 def test_a_later_start_reads_no_row_again(tmp_path, cache, monkeypatch):
     recipe, opener = opened(tmp_path, cache)
     before = preparation.prepared(recipe, opener, print)
-    monkeypatch.setattr(sources, "read", None)
+    monkeypatch.setattr(sources, "numbered", None)
     monkeypatch.setattr(corpus, "read", None)
     again = parse([str(tmp_path / "recipe.yaml"), "--data.cache", str(cache), "--seed=7", "--data.batch_tokens=70"])
     assert preparation.tokenizer(again).get_vocab() == opener.tokenizer.get_vocab()
@@ -74,7 +74,7 @@ def test_a_file_that_changes_is_seen_and_one_that_moves_is_known(tmp_path, cache
     assert preparation.prepared(recipe, opener, print).fingerprint != before
     path.write_text(text)
     shutil.copytree(tmp_path / "corpus", tmp_path / "moved")
-    monkeypatch.setattr(sources, "read", None)
+    monkeypatch.setattr(sources, "numbered", None)
     moved = parse([str(tmp_path / "recipe.yaml"), "--data.cache", str(cache), "--data.path", str(tmp_path / "moved")])
     assert preparation.prepared(moved, opener, print).fingerprint == before
 

@@ -4,7 +4,8 @@ All of it is a pure function of the seed and the place in the run (epoch, part, 
 one batch to the next. A resumed run sees exactly the batches it would have seen, and any number of processes the same.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,33 +13,73 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+Key = tuple[int, ...]  # what random numbers depend on
 IGNORED = -100  # label of a position without a target
 POOL = 2**20  # rows of a pass, windows or pairs, that are put in order together
 ROUNDS = 6  # of the network that numbers more of them
+
+
+def permuted(numbers: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """What numbers below `count` become under a permutation of them all, which `rng` draws: it is computed, not stored.
+
+    A Feistel network on numbers of an even number of bits, gone through again by those that leave the range (cycle
+    walking; Black and Rogaway 2002).
+    """
+    half = -(-max(count - 1, 1).bit_length() // 2)
+    keys = rng.integers(2**32, size=ROUNDS, dtype=np.uint64)
+    numbers = numbers.astype(np.uint64)
+    outside = np.ones(len(numbers), bool)
+    while outside.any():
+        numbers[outside] = _network(numbers[outside], keys, np.uint64(half))
+        outside = numbers >= count
+    return numbers.astype(np.int64)
 
 
 def pool_rows(count: int, pool: int = 0, rng: np.random.Generator | None = None) -> np.ndarray:
     """The numbers of the rows that a pool of a pass over `count` rows holds.
 
     They are all of them, in order, where they are few or nothing is to be shuffled (no `rng`). Of more, they are a
-    stretch of a permutation that is computed and not stored, so that the order of any number of rows takes no memory,
-    and no time where a run goes on: a Feistel network on numbers of an even number of bits, gone through again by those
-    that leave the range (cycle walking; Black and Rogaway 2002). A pool beyond the last is empty.
-
-    Afterwards `rng` draws other numbers for each pool.
+    stretch of a permutation, so that the order of any number of rows takes no memory, and no time where a run goes on.
+    A pool beyond the last is empty. Afterwards `rng` draws other numbers for each pool.
     """
     if rng is None or count <= POOL:
         return np.arange(count if pool == 0 else 0)
-    half = -(-(count - 1).bit_length() // 2)
-    keys = rng.integers(2**32, size=ROUNDS, dtype=np.uint64)
+    rows = permuted(np.arange(pool * POOL, min((pool + 1) * POOL, count)), count, rng)
     generator: Any = rng.bit_generator
     generator.advance(pool << 64)
-    rows = np.arange(pool * POOL, min((pool + 1) * POOL, count), dtype=np.uint64)
-    outside = np.ones(len(rows), bool)
-    while outside.any():
-        rows[outside] = _network(rows[outside], keys, np.uint64(half))
-        outside = rows >= count
-    return rows.astype(np.int64)
+    return rows
+
+
+def mixed_rows(
+    counts: Sequence[int], rates: Sequence[float], key: Key, pool: int
+) -> Iterator[tuple[int, np.ndarray, np.random.Generator]]:
+    """What a pool of a pass over several sources at once holds of each.
+
+    Args:
+        counts: rows of each source. A pass has as many rows as all of them.
+        rates: how many rows come from each, relative to one another. Of the first rows of a run, however many they are,
+            it is that share but for less than a row a source; one that is used up begins again, in another order.
+        key: (seed, purpose, epoch, ...)
+
+    Yields a source, the numbers of rows of it, and a generator that draws the same for all rows of one pass over it.
+    """
+    seed, purpose, epoch, *_ = key
+    total = sum(counts)
+    begins, ends = (_shared(epoch * total + min(place * POOL, total), rates) for place in (pool, pool + 1))
+    for source, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+        while begin < end:
+            number, first = divmod(begin, counts[source])
+            taken = min(end - begin, counts[source] - first)
+            yield source, np.arange(first, first + taken), np.random.default_rng((seed, purpose, number, source, 1))
+            begin += taken
+
+
+def _shared(rows: int, rates: Sequence[float]) -> Iterator[int]:
+    """How many of the first rows come from each source: with each row one of the numbers is one more."""
+    for place, rate in enumerate(rates):
+        taken = math.floor(rows * (rate / sum(rates[place:])))
+        rows -= taken
+        yield taken
 
 
 def _network(numbers: np.ndarray, keys: np.ndarray, half: np.uint64) -> np.ndarray:
@@ -82,7 +123,7 @@ def bucket(lengths: np.ndarray, budget: int, rng: np.random.Generator | None = N
 class Draws:
     """Random numbers for rows of a batch: they depend on the key of the batch and on a row's number in it alone."""
 
-    key: tuple[int, ...]
+    key: Key
     rows: np.ndarray  # [rows] their numbers
 
     def random(self, *shape: int) -> np.ndarray:
@@ -101,7 +142,7 @@ class Batches(Dataset):
         plan: list[np.ndarray],
         collate: Callable[[np.ndarray, Draws, int], dict[str, torch.Tensor]],
         targets: str,
-        key: tuple[int, ...] = (0,),
+        key: Key = (0,),
         first_step: int = 0,
         accumulation: int = 1,
         share: tuple[int, int] = (0, 1),

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -16,9 +16,9 @@ from hf_scratch_transformer.files import reading
 from hf_scratch_transformer.tokenization import Family, train_tokenizer
 
 from .base_model import PATH, located
-from .recipe import Recipe
+from .recipe import Recipe, Source
 from .sections import RecipeError
-from .sources import Columns, clean, read
+from .sources import Columns, clean, numbered, read
 
 FAMILIES: dict[str, Family] = {"translation": "seq2seq", "causal_lm": "decoder", "masked_lm": "encoder"}
 Encode = Callable[[list[str]], list[list[int]]]  # token ids of each text
@@ -136,6 +136,13 @@ def blocks(array: np.ndarray) -> Iterator[np.ndarray]:
         yield array[start : start + BLOCK]
 
 
+class Stretch(NamedTuple):
+    """What a corpus holds of one source."""
+
+    rows: int  # that are usable
+    tokens: int  # in all columns
+
+
 @dataclass(frozen=True)
 class Corpus:
     """A tokenised split, or one part of a streamed one."""
@@ -146,6 +153,13 @@ class Corpus:
     rows: int = 0  # read, usable or not
     bytes: int = 0  # of the usable text, in UTF-8
     words: int = 0  # of the usable text, each row's end counted as one
+    stretches: Sequence[Stretch] = ()  # of the sources that are mixed, in their order
+
+    def added_to(self, stretch: Stretch) -> Stretch:
+        """A stretch that goes on with this corpus."""
+        columns = list(self.columns.values())
+        tokens = sum(len(sequences.tokens) for sequences in columns)
+        return Stretch(stretch.rows + len(columns[0].lengths), stretch.tokens + tokens)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -162,21 +176,32 @@ class Corpus:
 
 def load(recipe: Recipe, role: str, encode: Encode, keep_texts: bool = False) -> Corpus:
     """A whole split in memory, tokenised."""
-    chunks = read(recipe.data, role, recipe.evaluation.group_by if role == "test" else ())
+    chunks = numbered(recipe.data, role, recipe.evaluation.group_by if role == "test" else ())
     return tokenised(recipe, role, chunks, encode, keep_texts)
 
 
-def tokenised(recipe: Recipe, role: str, chunks: Iterable[Columns], encode: Encode, keep_texts: bool) -> Corpus:
+def tokenised(
+    recipe: Recipe, role: str, chunks: Iterable[tuple[int, Columns]], encode: Encode, keep_texts: bool
+) -> Corpus:
     """Clean and tokenise rows; malformed ones are counted and skipped, or refused, as the recipe says.
 
     Raises RecipeError when rows are malformed and the recipe refuses that, or when none is left.
     """
-    parts = [tokenise(recipe, chunk, encode, keep_texts) for chunk in chunks]
+    of_sources = [Stretch(0, 0)] * (len(recipe.data.sources) if role == "train" else 0)
+    parts = []
+    for number, chunk in chunks:
+        parts.append(tokenise(recipe, chunk, encode, keep_texts))
+        if of_sources:
+            of_sources[number] = parts[-1].added_to(of_sources[number])
+    rows, size, words = (sum(getattr(part, name) for part in parts) for name in COUNTS)
     joined = Corpus(
         {name: Sequences.join([part.columns[name] for part in parts]) for name in recipe.data.columns if parts},
         {name: [text for part in parts for text in part.texts[name]] for name in parts[0].texts} if parts else {},
         sum((part.refused for part in parts), Counter()),
-        *(sum(getattr(part, name) for part in parts) for name in COUNTS),
+        rows,
+        size,
+        words,
+        of_sources,
     )
     check_rows(joined, recipe, role)
     return joined
@@ -189,6 +214,10 @@ def check_rows(split: Corpus, recipe: Recipe, role: str) -> None:
         raise RecipeError(f"data.splits.{role}: malformed rows ({said}) and data.malformed is refuse")
     if not split.bytes:
         raise NothingUsable(f"data.splits.{role}: no usable row ({describe(split.refused) or 'it is empty'})")
+    for number, stretch in enumerate(split.stretches):
+        if stretch.tokens < 2:
+            path = recipe.data.sources[number].path
+            raise NothingUsable(f"data.sources.{number}: nothing to predict in {path}: {stretch.tokens} token(s)")
 
 
 def tokenise(recipe: Recipe, chunk: Columns, encode: Encode, keep_texts: bool = False) -> Corpus:
@@ -257,7 +286,7 @@ class Parts:
         chunks = _regrouped(read(self.recipe.data, "train", skip=first * size), size)
         for number, rows in enumerate(chunks, start=first):
             try:
-                part = tokenised(self.recipe, "train", [rows], self.encode, keep_texts=False)
+                part = tokenised(self.recipe, "train", [(0, rows)], self.encode, keep_texts=False)
                 if self.end(part) < 1:
                     raise NothingUsable("too short for a single prediction")
                 if part.refused:
@@ -300,6 +329,13 @@ def account(role: str, split: Corpus, usable: int, tokenizer: PreTrainedTokenize
     total = sum(len(sequences.tokens) for sequences in columns)
     unread = f"; {unknown:,} of {total:,} tokens unknown to the tokenizer" if unknown else ""
     return f"{role}: {usable:,} rows of {split.rows:,}{left_out}{unread}"
+
+
+def shares(split: Corpus, recipe: Recipe) -> Iterator[tuple[float, Source, int]]:
+    """Of each source that is mixed, the share of the tokens trained on that it gives, and how many it has."""
+    total = sum(source.weight for source in recipe.data.sources)
+    for source, stretch in zip(recipe.data.sources, split.stretches, strict=False):
+        yield source.weight / total, source, stretch.tokens
 
 
 def describe(refused: Counter) -> str:

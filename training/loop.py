@@ -108,8 +108,7 @@ def _batches(run: Run) -> Iterator[list[tuple[Batch, int]]]:
         for part, corpus, pool in run.parts(state.epoch, state.part):
             state.part, place = part, (state.epoch, part)
             # Pools of one corpus are parts of one pass over it.
-            rng = np.random.default_rng((recipe.seed, ORDER, state.epoch, part - pool))
-            plan = run.objective.plan(corpus, rng, pool)
+            plan = run.objective.plan(corpus, (recipe.seed, ORDER, state.epoch, part - pool), pool)
             batches = Batches(
                 plan,
                 partial(run.objective.collate, corpus),

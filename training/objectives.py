@@ -19,7 +19,7 @@ from transformers import (
 
 from hf_scratch_transformer.embedding import longest_output
 
-from .batches import IGNORED, POOL, Draws, bucket, pool_rows
+from .batches import IGNORED, POOL, Draws, Key, bucket, mixed_rows, permuted, pool_rows
 from .corpus import Corpus
 from .recipe import Recipe
 from .sections import RecipeError
@@ -45,10 +45,10 @@ class Objective(ABC):
         return [encoding.ids for encoding in self.tokenizer.backend_tokenizer.encode_batch_fast(texts)]
 
     @abstractmethod
-    def plan(self, corpus: Corpus, rng: np.random.Generator | None, pool: int = 0) -> list[np.ndarray]:
+    def plan(self, corpus: Corpus, key: Key | None, pool: int = 0) -> list[np.ndarray]:
         """The batches of one pool of a pass over the corpus, [rows, ...] references into it each.
 
-        Without `rng` those of the whole pass, in a fixed order. All pools of a pass want the same `rng`, as it begins.
+        Without a key (seed, purpose, epoch, part) those of the whole pass, in a fixed order.
         """
 
     @abstractmethod
@@ -97,6 +97,10 @@ class Objective(ABC):
         """How many pools a pass over the corpus has, of which the last may be empty."""
         return -(-self.examples(corpus) // POOL)
 
+    @property
+    def _weights(self) -> list[float]:
+        return [source.weight for source in self.recipe.data.sources]
+
 
 class Translation(Objective):
     """Source to target with teacher forcing, in length-bucketed batches."""
@@ -110,8 +114,18 @@ class Translation(Objective):
                 f"tokenizer: {tokenizer.name_or_path}: a translator needs an end-of-sentence and a padding token"
             )
 
-    def plan(self, corpus: Corpus, rng: np.random.Generator | None, pool: int = 0) -> list[np.ndarray]:
-        rows = pool_rows(self.examples(corpus), pool, rng)
+    def plan(self, corpus: Corpus, key: Key | None, pool: int = 0) -> list[np.ndarray]:
+        rng = None if key is None else np.random.default_rng(key)
+        if key is None or not corpus.stretches:
+            rows = pool_rows(self.examples(corpus), pool, rng)
+        else:
+            counts = [each.rows for each in corpus.stretches]
+            # Of rows with many tokens fewer make up a share of the tokens.
+            rates = [w * each.rows / each.tokens for w, each in zip(self._weights, corpus.stretches, strict=True)]
+            firsts = np.cumsum([0, *counts])
+            parts = mixed_rows(counts, rates, key, pool)
+            drawn = [firsts[source] + permuted(some, counts[source], draw) for source, some, draw in parts]
+            rows = np.concatenate([firsts[:0], *drawn])
         lengths = np.stack([corpus.columns[side].lengths[rows] for side in ("source", "target")], axis=1)
         return [rows[batch] for batch in bucket(lengths, self.recipe.data.batch_tokens, rng)]
 
@@ -178,32 +192,60 @@ class Translation(Objective):
 class _Windows(Objective):
     """What the two language models share: documents joined into one stream, cut into full windows."""
 
+    ahead: ClassVar[int] = 0  # how far behind an input its target lies
+
     def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> None:
         super().__init__(recipe, tokenizer)
         self.window = recipe.data.window
 
-    def pools(self, corpus: Corpus) -> int:
-        return -(-(self.end(corpus) // self.window + 2) // POOL)
+    def end(self, corpus: Corpus) -> int:
+        return len(corpus.columns["text"].tokens) - self.ahead
 
-    def plan(self, corpus: Corpus, rng: np.random.Generator | None, pool: int = 0) -> list[np.ndarray]:
+    def pools(self, corpus: Corpus) -> int:
+        return -(-(self.end(corpus) // self.window + 2 + len(corpus.stretches)) // POOL)
+
+    def plan(self, corpus: Corpus, key: Key | None, pool: int = 0) -> list[np.ndarray]:
         """Batches of windows, each [windows, 3]: first token, the one after the last, first that counts."""
         size, end = self.window, self.end(corpus)
-        step = size if rng is not None else self.recipe.evaluation.stride or size
-        if rng is not None and self.recipe.data.random_windows:
-            count = len(pool_rows(max(1, end // size), pool, rng))
-            starts = rng.integers(0, max(1, end - size + 1), size=count)
-            windows = np.stack([starts, np.minimum(starts + size, end), starts], axis=1)
+        if key is None:
+            step = self.recipe.evaluation.stride or size
+            windows = _tiles(pool_rows(_count(end, size, step)), end, size, size, step)
         else:
-            # Another phase each time: no token is always the first of its window, and none is left out.
-            phase = size if rng is None else int(rng.integers(1, size + 1))
-            numbers = pool_rows(1 + max(0, -((phase - end) // step)), pool, rng)
-            counted = np.where(numbers > 0, phase + (numbers - 1) * step, 0)
-            ends = np.minimum(phase + numbers * step, end)
-            windows = np.stack([np.maximum(counted + step - size, 0), ends, counted], axis=1)
-            if rng is not None:
+            rng = np.random.default_rng(key)
+            if corpus.stretches:
+                windows = self._mixed(corpus, key, pool, rng)
+            elif self.recipe.data.random_windows:
+                windows = self._random(len(pool_rows(max(1, end // size), pool, rng)), end, rng)
+            else:
+                # Another phase each time: no token is always the first of its window, and none is left out.
+                phase = int(rng.integers(1, size + 1))
+                windows = _tiles(pool_rows(_count(end, phase, size), pool, rng), end, size, phase, size)
+            if not self.recipe.data.random_windows or corpus.stretches:
                 windows = windows[rng.permutation(len(windows))]
         rows = max(1, self.recipe.data.batch_tokens // size)
         return [windows[start : start + rows] for start in range(0, len(windows), rows)]
+
+    def _random(self, count: int, end: int, rng: np.random.Generator) -> np.ndarray:
+        starts = rng.integers(0, max(1, end - self.window + 1), size=count)
+        return np.stack([starts, np.minimum(starts + self.window, end), starts], axis=1)
+
+    def _mixed(self, corpus: Corpus, key: Key, pool: int, rng: np.random.Generator) -> np.ndarray:
+        """Windows of several sources, each within one of them."""
+        size, parts = self.window, [np.zeros((0, 3), np.int64)]
+        firsts = np.cumsum([0, *(each.tokens for each in corpus.stretches)])
+        ends = [each.tokens - self.ahead for each in corpus.stretches]
+        counts = [end // size + 1 for end in ends]
+        for source, numbers, draw in mixed_rows(counts, self._weights, key, pool):
+            end = ends[source]
+            if self.recipe.data.random_windows:
+                windows = self._random(len(numbers), end, rng)
+            else:
+                # Of all phases, those that leave the same number of windows.
+                left = end % size
+                phase = int(draw.integers(max(left, 1), size + (left > 0)))
+                windows = _tiles(permuted(numbers, counts[source], draw), end, size, phase, size)
+            parts.append(windows + firsts[source])
+        return np.concatenate(parts)
 
     def cut(self, corpus: Corpus, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """Indices into the stream and whether they count, both [windows, window], and positions in each document."""
@@ -218,10 +260,25 @@ class _Windows(Objective):
         return indices, counts, indices - np.maximum(document, starts)
 
 
+def _count(end: int, phase: int, step: int) -> int:
+    """How many windows `_tiles` cuts a stream of `end` predictions into."""
+    return 1 + max(0, -((phase - end) // step))
+
+
+def _tiles(numbers: np.ndarray, end: int, size: int, phase: int, step: int) -> np.ndarray:
+    """[numbers, 3] windows of a stream: first token, the one after the last, first that counts.
+
+    The first ends at `phase`, each other `step` later than the one before it, where what counts in it begins.
+    """
+    counted = np.where(numbers > 0, phase + (numbers - 1) * step, 0)
+    return np.stack([np.maximum(counted + step - size, 0), np.minimum(phase + numbers * step, end), counted], axis=1)
+
+
 class CausalLM(_Windows):
     """The next token, from those before it."""
 
     auto_model = AutoModelForCausalLM
+    ahead = 1
     targets = "shift_labels"
 
     def encode(self, texts: list[str]) -> list[list[int]]:
@@ -230,9 +287,6 @@ class CausalLM(_Windows):
         whole = self.recipe.data.sample_by == "document" and len(texts) == 1
         end = [] if whole or self.tokenizer.eos_token_id is None else [self.tokenizer.eos_token_id]
         return [row + end for row in ids]
-
-    def end(self, corpus: Corpus) -> int:
-        return len(corpus.columns["text"].tokens) - 1
 
     def collate(self, corpus: Corpus, item: np.ndarray, draws: Draws, step: int) -> Batch:
         stream = corpus.columns["text"].tokens
@@ -280,9 +334,6 @@ class MaskedLM(_Windows):
         byte_level = any(piece.startswith("Ġ") for piece in pieces)
         inside = [not piece.startswith("Ġ") if byte_level else piece.startswith("##") for piece in pieces]
         self.inside = np.array(inside) & ~self.special  # pieces that go on with the word before them
-
-    def end(self, corpus: Corpus) -> int:
-        return len(corpus.columns["text"].tokens)
 
     def fraction(self, step: int) -> float:
         """The share of tokens masked at a step: constant, or on a straight line between two values."""

@@ -29,7 +29,7 @@ from hf_scratch_transformer.files import remove, replacing, sha256, write_text
 
 from . import corpus, sources
 from .base_model import PATH
-from .corpus import COUNTS, Corpus, Sequences
+from .corpus import COUNTS, Corpus, Sequences, Stretch
 from .objectives import OBJECTIVES, Objective
 from .recipe import Recipe
 from .sections import RecipeError
@@ -60,7 +60,7 @@ def prepared(recipe: Recipe, objective: Objective, say: Callable[[str], object])
             remove(folder)
         if not folder.exists():
             _write(folder, recipe, objective)
-        split = _opened(folder)
+        split = _opened(folder, bool(recipe.data.sources))
     corpus.check_rows(split, recipe, "train")
     return split
 
@@ -116,7 +116,7 @@ def _kept(recipe: Recipe, what: str, kind: Mapping[str, Any]) -> Iterator[Path |
     if files is None:
         yield None
         return
-    read = {"files": files, "split": data.splits["train"], "columns": data.columns, "sample_by": data.sample_by}
+    read = {"files": files, "columns": data.columns, "sample_by": data.sample_by, "deduplicate": data.deduplicate}
     about = {"form": FORM, "objective": recipe.objective, **read, **kind}
     folder = cache / f"{what}-{corpus.digest(json.dumps(about, sort_keys=True).encode())[:32]}"
     try:
@@ -157,12 +157,15 @@ class Progress:
     rows: int = 0
     bytes: int = 0
     words: int = 0
+    stretches: list[Stretch] = field(default_factory=list)  # of the sources, in their order
 
 
-def _opened(folder: Path) -> Corpus:
+def _opened(folder: Path, are_mixed: bool) -> Corpus:
     about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
     columns = {name: _mapped(folder, name, **dtypes) for name, dtypes in about["columns"].items()}
-    split = Corpus(columns, {}, Counter(about["refused"]), *(about[name] for name in COUNTS))
+    stretches = [Stretch(*each) for each in about["stretches"] if are_mixed]
+    rows, size, words = (about[name] for name in COUNTS)
+    split = Corpus(columns, {}, Counter(about["refused"]), rows, size, words, stretches)
     split.__dict__["fingerprint"] = about["fingerprint"]  # which would read all of it
     return split
 
@@ -190,7 +193,8 @@ def _write(folder: Path, recipe: Recipe, objective: Objective) -> None:
     names = [f"{column}.{each}" for column in recipe.data.columns for each in ("tokens", "uint32")]
     dtypes = {"tokens": "uint16" if len(objective.tokenizer) <= 2**16 else "uint32", "lengths": "uint32"}
     done = _progress(unfinished)
-    chunks = islice(sources.read(recipe.data, "train"), done.chunks, None)
+    chunks = islice(sources.numbered(recipe.data, "train"), done.chunks, None)
+    done.stretches += [Stretch(0, 0)] * (len(sources.views(recipe.data)) - len(done.stretches))
     with ExitStack() as stack:
         files = {name: stack.enter_context(open(unfinished / name, "ab")) for name in names}
         for name, file in files.items():
@@ -198,7 +202,9 @@ def _write(folder: Path, recipe: Recipe, objective: Objective) -> None:
         text = "tokenising the training split"
         bar = stack.enter_context(tqdm(desc=text, initial=done.bytes, unit="B", unit_scale=True, delay=RECORDED))
         recorded = time.monotonic()
-        for part in _ahead(lambda chunk: corpus.tokenise(recipe, chunk, objective.encode), chunks):
+        tokenise = partial(corpus.tokenise, recipe, encode=objective.encode)
+        for number, part in _ahead(tokenise, chunks):
+            done.stretches[number] = part.added_to(done.stretches[number])
             for column, sequences in part.columns.items():
                 files[f"{column}.tokens"].write(sequences.tokens.astype(dtypes["tokens"]).tobytes())
                 files[f"{column}.uint32"].write(sequences.lengths.astype(dtypes["lengths"]).tobytes())
@@ -235,16 +241,19 @@ def _progress(folder: Path) -> Progress:
     return Progress()
 
 
-def _ahead(work: Callable[[Columns], Corpus], chunks: Iterable[Columns], count: int = 2) -> Iterator[Corpus]:
-    """What becomes of each chunk, in order; a few are worked on at once, in threads."""
-    waiting: deque[Future[Corpus]] = deque()
+def _ahead(
+    work: Callable[[Columns], Corpus], chunks: Iterable[tuple[int, Columns]], count: int = 2
+) -> Iterator[tuple[int, Corpus]]:
+    """What becomes of each chunk, in order and with its number; a few are worked on at once, in threads."""
+    waiting: deque[tuple[int, Future[Corpus]]] = deque()
     with ThreadPoolExecutor(count) as pool:
-        for chunk in chunks:
-            waiting.append(pool.submit(work, chunk))
+        for number, chunk in chunks:
+            waiting.append((number, pool.submit(work, chunk)))
             if len(waiting) > count:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+                first, future = waiting.popleft()
+                yield first, future.result()
+        for first, future in waiting:
+            yield first, future.result()
 
 
 def _record(folder: Path, done: Progress, files: Mapping[str, BinaryIO]) -> None:

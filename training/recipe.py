@@ -17,6 +17,7 @@ import yaml
 from huggingface_hub.errors import StrictDataclassFieldValidationError
 from huggingface_hub.utils import validate_repo_id
 from pydantic import AfterValidator, Field
+from pydantic_core import to_jsonable_python
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -41,6 +42,16 @@ def _repository_id(text: str) -> str:
 RepositoryId = Annotated[str, AfterValidator(_repository_id)]
 
 
+class Source(Section):
+    """One of several corpora that are trained on at once; `data` says how its rows are read."""
+
+    path: PathText = Field(examples=["runs/grammar"], description="a Hub dataset id, a folder or a file")
+    name: str | None = Field(None, description="configuration of the Hub dataset")
+    revision: str | None = Field(None, description="of the Hub dataset: a branch, tag or commit")
+    split: Names = Field(("train",), min_length=1, description="names to look for, as those of `data.splits`")
+    weight: float = Field(1.0, gt=0, description="share of the tokens, relative to the other sources")
+
+
 class Data(Section):
     """Where the corpus lies and how it becomes batches."""
 
@@ -52,6 +63,11 @@ class Data(Section):
         description="train, validation, test: names to look for, the first that exists counts: a Hub split, a file, "
         "the common stem of parallel text files (`train` finds train.en and train.de) or of numbered shards, a pattern "
         "(`shards/*.jsonl.gz`), a folder; `name[:90%]` takes a part",
+    )
+    sources: tuple[Source, ...] = Field(
+        (),
+        description="what is trained on, in the place of splits.train: sections with path, name, revision, split and "
+        "weight, the share of the tokens that a source gives, be it seen less than once or many times",
     )
     columns: dict[str, Names] = Field(
         {},
@@ -65,6 +81,7 @@ class Data(Section):
     streaming: bool = Field(False, description="read the training split part by part, not into memory at once")
     part_rows: int = Field(100_000, ge=1, description="rows of a streamed part")
     malformed: Literal["skip", "refuse"] = Field("skip", description="what happens to rows that cannot be used")
+    deduplicate: bool = Field(False, description="leave out rows of the training split that are there already")
     max_length: int = Field(256, ge=2, description="tokens of one side of a pair; longer rows are malformed")
     window: int = Field(256, ge=2, description="predictions per window of a language model")
     separate_documents: bool = Field(False, description="no attention between documents that share a window")
@@ -214,19 +231,21 @@ class Recipe(Section):
         """The part of the recipe that a resumed run must share: everything but places, retention and reporting."""
         reporting = {"output_dir", "trackers", "push_to_hub", "license", "model_card", "checkpoints"}
         by_content = {"path", "splits", "workers", "languages", "cache"}  # what is read is compared by its content
-        excluded = dict.fromkeys(reporting | ORDERS, True) | {"data": by_content, "model": {PATH}}
+        data: Any = dict.fromkeys(by_content, True)
+        data["sources"] = {"__all__": {"path", "name", "revision", "split"}}
+        excluded: Any = dict.fromkeys(reporting | ORDERS, True) | {"data": data, "model": {PATH}}
         return self.model_dump(mode="json", exclude=excluded)
 
 
 def default(name: str) -> Any:
-    """Of the field of a recipe by its dotted name; None for what has none."""
+    """Of the field of a recipe by its dotted name, as JSON has it; None for what has none."""
     kind: Any = Recipe
     *sections, field = name.split(".")
     for section in sections:
         kind = kind.model_fields[section].annotation
         if not hasattr(kind, "model_fields"):
             return None
-    return kind.model_fields[field].get_default(call_default_factory=True)
+    return to_jsonable_python(kind.model_fields[field].get_default(call_default_factory=True))
 
 
 ORDERS = {"resume", "force", "overwrite"}  # to one process, not properties of the run
@@ -308,8 +327,11 @@ def resolved(source: str, tree: dict[str, Any], words: Sequence[str], problems: 
     Raises RecipeError, with the `problems` there are already and every other one, by the name of the source.
     """
     problems = [*problems, *override(tree, words, Recipe)]
-    if isinstance(data := tree.get("data"), dict) and tree.get("objective") in ("causal_lm", "masked_lm"):
-        data.setdefault("columns", {"text": "text"})  # which is what readers of plain text call it
+    if isinstance(data := tree.get("data"), dict):
+        if tree.get("objective") in ("causal_lm", "masked_lm"):
+            data.setdefault("columns", {"text": "text"})  # which is what readers of plain text call it
+        if data.get("sources"):
+            data.setdefault("splits", {})
     recipe, mistakes = validated(Recipe, tree, partial(_hint, tree.get("model")))
     problems += mistakes
     for rule in RULES:
@@ -350,8 +372,18 @@ def _roles(recipe: Recipe) -> Iterator[str]:
     roles = ("train", "validation", "test")
     for role in sorted(recipe.data.splits.keys() - set(roles)):
         yield f"data.splits.{role}: must be one of {', '.join(roles)}{nearest(role, roles)}"
-    if "train" not in recipe.data.splits:
+    if "train" not in recipe.data.splits and not recipe.data.sources:
         yield "data.splits.train: missing"
+    elif "train" in recipe.data.splits and recipe.data.sources:
+        yield "data.splits.train: data.sources are what is trained on, so leave one of the two out"
+
+
+@_rule
+def _streamed(recipe: Recipe) -> Iterator[str]:
+    """What takes the whole of a split."""
+    for name in ("sources", "deduplicate"):
+        if recipe.data.streaming and getattr(recipe.data, name):
+            yield f"data.{name}: not with data.streaming, which reads a part at a time"
 
 
 @_rule

@@ -230,7 +230,8 @@ def open_run(recipe: Recipe, accelerator: Accelerator, source: Path) -> Run:
     started = time.monotonic()
     where = Path(recipe.output_dir)
     if accelerator.is_main_process:
-        named = [("the recipe", source), ("data", Path(recipe.data.path))]
+        named = [("the recipe", source), *(("data", Path(data.path)) for data in sources.views(recipe.data))]
+        named += [("data", Path(recipe.data.path))]
         named += [("data", path) for path in sources.local_files(recipe.data)]
         models = {"tokenizer.path": recipe.tokenizer.path, f"model.{PATH}": recipe.model.get(PATH)}
         named += [(name, Path(path)) for name, path in models.items() if path]
@@ -377,9 +378,11 @@ def announce(
     known: dict[str, str] = {}
     for role, split in splits.items():
         if split is not None:
-            if several := sources.named(objective.recipe.data, role):
+            for several in sources.named(objective.recipe.data, role):
                 print(f"{role}: {several}", file=sys.stderr)
             print(corpus.account(role, split, objective.examples(split), objective.tokenizer), file=sys.stderr)
+            for share, source, held in corpus.shares(split, objective.recipe):
+                print(f"{role}: {share:.1%} of its tokens from {source.path}, which has {held:,}", file=sys.stderr)
             same = [other for other, text in known.items() if text == split.fingerprint]
             if same:
                 print(f"{role}: the same text as {' and '.join(same)}", file=sys.stderr)

@@ -2,6 +2,8 @@
 
 import codecs
 import glob
+import hashlib
+import itertools
 import math
 import os
 import re
@@ -12,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from datasets import Dataset, IterableDataset, load_dataset
 
 from .recipe import Data
@@ -26,6 +29,7 @@ CHUNK = 10_000  # rows handled at once
 GROUP = "evaluation.group_by: "  # before the name of a column that rows are grouped by: it may be that of a text too
 # What a byte that is not UTF-8 is read as: no text holds these, but some hold U+FFFD.
 UNDECODABLE = "\ufdd0\ufdef\ufdd0"
+REPEATED = "\ufdd0\ufdee\ufdd0"  # in the place of a row that is there already
 codecs.register_error(__name__, lambda error: (UNDECODABLE, error.end))  # type: ignore[attr-defined]
 
 Columns = dict[str, list[Any]]
@@ -36,6 +40,27 @@ def read(data: Data, role: str, group_by: Iterable[str] = (), skip: int = 0) -> 
 
     Raises RecipeError when the split, a file or a column is not there.
     """
+    return (chunk for _, chunk in numbered(data, role, group_by, skip))
+
+
+def numbered(data: Data, role: str, group_by: Iterable[str] = (), skip: int = 0) -> Iterator[tuple[int, Columns]]:
+    """The same, each chunk with the number of its source."""
+    seen = _Seen()
+    for number, each in enumerate(views(data, role)):
+        for chunk in _read(each, role, group_by, skip):
+            if data.deduplicate and role == "train":
+                seen.mark(chunk)
+            yield number, chunk
+
+
+def views(data: Data, role: str = "train") -> list[Data]:
+    """The data of each source of a split, whose split of that role it is."""
+    each = ({name: getattr(source, name) for name in ("path", "name", "revision")} for source in data.sources)
+    splits = [{"splits": {"train": source.split}, "sources": ()} for source in data.sources if role == "train"]
+    return [data.model_copy(update=one | other) for one, other in zip(each, splits, strict=False)] or [data]
+
+
+def _read(data: Data, role: str, group_by: Iterable[str], skip: int) -> Iterator[Columns]:
     source = _find(data, role)
     if source.is_cut:
         chunks = source.rows(skip)
@@ -54,9 +79,9 @@ def read(data: Data, role: str, group_by: Iterable[str] = (), skip: int = 0) -> 
 
 def check_splits(data: Data) -> None:
     """Raises RecipeError when what is trained on would be evaluated on, and when a split is not there."""
-    sources = {role: _find(data, role) for role in data.splits}
-    for role in sorted(sources.keys() - {"train"}):
-        one, other = sources["train"], sources[role]
+    trained = [_find(each, "train") for each in views(data)]
+    held_out = {role: _find(data, role) for role in sorted(data.splits.keys() - {"train"})}
+    for one, (role, other) in itertools.product(trained, held_out.items()):
         starts, ends = zip(one.part, other.part, strict=True)
         # Parts of the same files are of the same rows; of files that are shared in part, who knows.
         are_apart = one.texts == other.texts and max(starts) >= min(ends)
@@ -70,26 +95,44 @@ def check_splits(data: Data) -> None:
 def local_files(data: Data) -> list[Path]:
     """The files that the splits are read from, as far as they are there and not of the Hub."""
     found: list[Path] = []
-    for role in data.splits if Path(data.path).exists() else ():
-        with suppress(RecipeError):  # of a split that is not there: `check_splits` says so
-            found += map(Path, _find(data, role).texts)
+    for each, role in (*((each, "train") for each in views(data)), *((data, role) for role in data.splits)):
+        if Path(each.path).exists():
+            with suppress(RecipeError):  # of a split that is not there: `check_splits` says so
+                found += map(Path, _find(each, role).texts)
     return found
 
 
-def named(data: Data, role: str) -> str:
-    """The files that a split is read from, where there are several; for people."""
-    files = [str(file) for some in _find(data, role).files.values() for file in some]
-    return f"{len(files)} files, {files[0]} to {files[-1]}" if len(files) > len(data.columns) else ""
+def named(data: Data, role: str) -> Iterator[str]:
+    """The files that a split is read from, where there are several or some are left out; for people."""
+    for each in views(data, role):
+        source = _find(each, role)
+        files = [str(file) for some in source.files.values() for file in some]
+        if len(files) > len(data.columns) or source.left_out:
+            left_out = f"; left out, for no ending of a text: {_listed(source.left_out)}" if source.left_out else ""
+            yield f"{len(files)} files, {files[0]} to {files[-1]}{left_out}"
+
+
+def _listed(files: Sequence[Path], most: int = 3) -> str:
+    more = f" and {len(files) - most:,} more" if len(files) > most else ""
+    return ", ".join(file.name for file in files[:most]) + more
 
 
 def content(data: Data, role: str, digest: Callable[[Path], str]) -> list[str] | None:
     """What the rows of a split are made of: its files, by their digests, or those that `datasets` keeps of the Hub, by
     names that hold their revision; None where it keeps none."""
-    source = _find(data, role)
-    if source.dataset is None:
-        return [f"{column} {_suffix(file)} {digest(file)}" for column, some in source.files.items() for file in some]
-    dataset = None if data.streaming else source.dataset()
-    return [file["filename"] for file in dataset.cache_files] or None if isinstance(dataset, Dataset) else None
+    found: list[str] = []
+    for each in views(data, role):
+        source, found = _find(each, role), [*found, f"split {each.splits[role]}"]
+        if source.dataset is None:
+            found += [
+                f"{column} {_suffix(file)} {digest(file)}" for column, some in source.files.items() for file in some
+            ]
+            continue
+        dataset = None if data.streaming else source.dataset()
+        if not isinstance(dataset, Dataset) or not dataset.cache_files:
+            return None
+        found += [file["filename"] for file in dataset.cache_files]
+    return found
 
 
 class _Source(NamedTuple):
@@ -101,6 +144,7 @@ class _Source(NamedTuple):
     is_cut: bool = True  # whether `rows` are those of the part already
     files: Mapping[str, Sequence[Path]] = {}  # {column: files}, or {"": files} with all columns
     dataset: Callable[[], Dataset | IterableDataset] | None = None  # where it is of the Hub
+    left_out: Sequence[Path] = ()  # files of its folder that are not read
 
 
 def _find(data: Data, role: str) -> _Source:
@@ -119,7 +163,11 @@ def _find(data: Data, role: str) -> _Source:
             return _Source(partial(_hub_rows, dataset), frozenset(match["name"].split("+")), part, dataset=dataset)
         files = _files(path, match["name"], data)
         if files:
-            return _local_source(files, data, role)._replace(part=part, is_cut=match[2] is None)
+            folder, read = path / match["name"], [file for some in files.values() for file in some]
+            inside = _visible(folder) if any(file.is_relative_to(folder) and file != folder for file in read) else []
+            source = _local_source(files, data, role)
+            left_out = [file for file in inside if file not in read]
+            return source._replace(part=part, is_cut=match[2] is None, left_out=left_out)
         tried.append(match["name"])
     raise RecipeError(f"data.splits.{role}: {path} holds no {' or '.join(tried)}")
 
@@ -158,7 +206,7 @@ def _files(path: Path, name: str, data: Data) -> dict[str, list[Path]]:
     for ending in endings:
         if files := _shards(path, name, ending):
             return {"": files}
-    inside = _readable(path / name) if (path / name).is_dir() else []
+    inside = [file for file in _visible(path / name) if _suffix(file)] if (path / name).is_dir() else []
     return {"": inside} if inside else {}
 
 
@@ -174,10 +222,9 @@ def _shards(folder: Path, name: str, ending: str = "") -> list[Path]:
     return sorted(file for file in map(Path, found) if file.is_file())
 
 
-def _readable(folder: Path) -> list[Path]:
-    """The files in a folder, and in those within it, whose endings say that they are texts."""
-    files = (file for file in folder.rglob("*") if not file.name.startswith(".") and file.is_file())
-    return sorted(file for file in files if _suffix(file))
+def _visible(folder: Path) -> list[Path]:
+    """The files in a folder, and in those within it."""
+    return sorted(file for file in folder.rglob("*") if not file.name.startswith(".") and file.is_file())
 
 
 def _suffix(file: Path) -> str:
@@ -266,6 +313,33 @@ def _part(chunks: Iterator[Columns], part: tuple[float, float], role: str) -> It
     yield whole
 
 
+class _Seen:
+    """Which rows there have been, by digests of 64 bits: of a billion rows, one in a hundred is by mistake."""
+
+    def __init__(self) -> None:
+        self.digests: list[np.ndarray] = []  # sorted; each at least twice as long as the next
+
+    def mark(self, chunk: Columns) -> None:
+        """Put `REPEATED` in the place of rows that have been there before. Empty ones part what is around them."""
+        rows = [
+            (number, hashlib.blake2b("\0".join(texts).encode(errors="surrogatepass"), digest_size=8).digest())
+            for number, texts in enumerate(zip(*chunk.values(), strict=True))
+            if all(isinstance(text, str) for text in texts) and any(texts)
+        ]
+        digests = np.frombuffer(b"".join(digest for _, digest in rows), np.uint64)
+        found, first = np.unique(digests, return_index=True)
+        is_new = np.ones(len(found), bool)
+        for earlier in self.digests:
+            is_new &= earlier[np.searchsorted(earlier, found).clip(max=len(earlier) - 1)] != found
+        column = chunk[next(iter(chunk))]
+        for place in sorted(set(range(len(rows))) - set(first[is_new].tolist())):
+            column[rows[place][0]] = REPEATED
+        self.digests.append(found[is_new])
+        while len(self.digests) > 1 and len(self.digests[-2]) < 2 * len(self.digests[-1]):
+            self.digests[-2:] = [np.sort(np.concatenate(self.digests[-2:]), kind="stable")]
+        self.digests = [each for each in self.digests if len(each)]
+
+
 def clean(chunk: Columns, columns: Iterable[str], refused: Counter, empty_allowed: bool) -> Columns:
     """Only the usable rows; the others are counted in `refused` by what is wrong with them."""
     columns = tuple(columns)
@@ -273,6 +347,8 @@ def clean(chunk: Columns, columns: Iterable[str], refused: Counter, empty_allowe
     for row, texts in enumerate(zip(*(chunk[column] for column in columns), strict=True)):
         if not all(isinstance(text, str) for text in texts):
             refused["not text"] += 1
+        elif REPEATED in texts:
+            refused["repeated"] += 1
         elif not empty_allowed and not all(text.strip() for text in texts):
             refused["empty"] += 1
         elif any(UNDECODABLE in text for text in texts):
