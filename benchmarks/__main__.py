@@ -7,6 +7,7 @@ turns, A B A B, on the same batches; what is reported is the median of the ratio
 folder receives `benchmark.json`, with every round, and `benchmark.png`. Exit codes: 0 done, 2 it cannot be done.
 
     python -m benchmarks report [--check]             # what README.md says, from the records
+    python -m benchmarks prepare                      # a corpus to tokens on disk, and training on them
     python -m benchmarks calls                                                            # however busy the machine is
     python -m benchmarks generate --shape decoder --peer llama --batch 1                  # a single comparison
     python -m benchmarks generate --shape decoder --peer llama --batch 1 --compile        # static cache, torch.compile
@@ -34,7 +35,7 @@ from .contenders import Options
 from .measures import measure, measure_memory
 from .peers import NATIVES, PEERS, find_peer
 from .report import print_result, write
-from .roofline import roofline, uses_onednn
+from .roofline import processor, roofline, uses_onednn
 from .shapes import SHAPES, Shape, find_shapes, unknown
 
 OTHER_KINDS = ("memory", "end-to-end", "roofline")
@@ -148,13 +149,6 @@ def benchmark(arguments: argparse.Namespace, console: Console) -> None:
         write(record, arguments.output_dir)
 
 
-def processor() -> str | None:
-    """What kind it is, where Linux says so."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
-
-
 def measured(
     kind: str, name: str, shape: Shape | None, peers: Sequence[str] | None, options: Options, scratch: Path
 ) -> Iterator[dict[str, Any]]:
@@ -185,6 +179,11 @@ def main(argv: Sequence[str]) -> int:
             from . import readme  # which needs all of this here
 
             return readme.main(argv[1:])
+        if argv[:1] == ["prepare"]:
+            from . import preparation
+
+            preparation.main(argv[1:])
+            return 0
         arguments = parse(argv)
         with torch.backends.mkldnn.flags(enabled=False) if arguments.no_onednn else nullcontext():
             benchmark(arguments, console)

@@ -285,8 +285,10 @@ class CausalLM(_Windows):
         ids = super().encode(texts)
         # One row that is the whole text has no end to learn.
         whole = self.recipe.data.sample_by == "document" and len(texts) == 1
-        end = [] if whole or self.tokenizer.eos_token_id is None else [self.tokenizer.eos_token_id]
-        return [row + end for row in ids]
+        if not whole and self.tokenizer.eos_token_id is not None:
+            for row in ids:
+                row.append(self.tokenizer.eos_token_id)
+        return ids
 
     def collate(self, corpus: Corpus, item: np.ndarray, draws: Draws, step: int) -> Batch:
         stream = corpus.columns["text"].tokens

@@ -25,7 +25,7 @@ BUILDERS = {"txt": "text", "json": "json", "jsonl": "json", "csv": "csv", "tsv":
     each: each for each in ("parquet", "arrow")
 }
 PACKED = ("", ".gz", ".bz2", ".xz", ".zst", ".lz4")
-CHUNK = 10_000  # rows handled at once
+CHUNK = 2_500  # rows handled at once: more of them leave the processor's caches
 GROUP = "evaluation.group_by: "  # before the name of a column that rows are grouped by: it may be that of a text too
 # What a byte that is not UTF-8 is read as: no text holds these, but some hold U+FFFD.
 UNDECODABLE = "\ufdd0\ufdef\ufdd0"
@@ -275,7 +275,7 @@ def _stream(kind: tuple[str, bool], files: Sequence[Path], sample_by: str, skip:
     names = [glob.escape(str(file)) for file in files]
     try:
         rows = load_dataset(builder, data_files=names, split="train", streaming=True, **options)
-        yield from rows.skip(skip).iter(CHUNK)
+        yield from _chunks(rows.skip(skip))
     except RecipeError:
         raise
     except Exception as error:  # each reader raises its own kind
@@ -295,7 +295,12 @@ def _hub(data: Data, split: str, role: str) -> Dataset | IterableDataset:
 def _hub_rows(dataset: Callable[[], Dataset | IterableDataset], skip: int) -> Iterator[Columns]:
     whole = dataset()
     rest = whole.skip(skip) if isinstance(whole, IterableDataset) else whole.select(range(skip, len(whole)))
-    yield from rest.iter(CHUNK)
+    yield from _chunks(rest)
+
+
+def _chunks(rows: Dataset | IterableDataset) -> Iterator[Columns]:
+    for table in rows.with_format("arrow").iter(CHUNK):  # four times as fast as row by row
+        yield {name: table.column(name).to_pylist() for name in table.column_names}
 
 
 def _part(chunks: Iterator[Columns], part: tuple[float, float], role: str) -> Iterator[Columns]:
@@ -343,6 +348,8 @@ class _Seen:
 def clean(chunk: Columns, columns: Iterable[str], refused: Counter, empty_allowed: bool) -> Columns:
     """Only the usable rows; the others are counted in `refused` by what is wrong with them."""
     columns = tuple(columns)
+    if all(_is_plain(chunk[column], empty_allowed) for column in columns):
+        return chunk
     keep = []
     for row, texts in enumerate(zip(*(chunk[column] for column in columns), strict=True)):
         if not all(isinstance(text, str) for text in texts):
@@ -357,6 +364,13 @@ def clean(chunk: Columns, columns: Iterable[str], refused: Counter, empty_allowe
             refused["with zero bytes, as in UTF-16"] += 1
         else:
             keep.append(row)
-    if len(keep) == len(chunk[columns[0]]):
-        return chunk
     return {column: [values[row] for row in keep] for column, values in chunk.items()}
+
+
+def _is_plain(texts: Sequence[Any], empty_allowed: bool) -> bool:
+    """Whether nothing is to be left out of them; asked of all at once, as of nearly all chunks it is so."""
+    if set(map(type, texts)) - {str}:
+        return False
+    joined = "".join(texts)
+    odd = any(each in joined for each in (UNDECODABLE, REPEATED, "\0"))
+    return not odd and (empty_allowed or all(map(str.strip, texts)))
