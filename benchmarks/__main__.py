@@ -29,13 +29,13 @@ import transformers
 from rich.console import Console
 
 from training.folder import environment
+from training.roofline import processor, roofline, uses_onednn
 
 from .comparisons import KINDS, LIMITS, compare_end_to_end
 from .contenders import Options
 from .measures import measure, measure_memory
 from .peers import NATIVES, PEERS, find_peer
 from .report import print_result, write
-from .roofline import processor, roofline, uses_onednn
 from .shapes import SHAPES, Shape, find_shapes, unknown
 
 OTHER_KINDS = ("memory", "end-to-end", "roofline")

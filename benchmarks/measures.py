@@ -18,11 +18,11 @@ from transformers import PreTrainedModel
 
 from hf_scratch_transformer.conversion import convert_from
 from hf_scratch_transformer.insight import trace
+from training.roofline import matmul_precision, roofline
 
 from .comparisons import LIMITS, Comparison
 from .contenders import Contender, Generation, ModelContender, Options, Training
 from .peers import NATIVES, OURS, count_parameters, ours, reference
-from .roofline import matmul_precision, roofline
 from .shapes import Shape, draw_batches
 
 TOLERANCE = 1e-4  # of losses, vectors, and the share of tokens, where all should compute the same

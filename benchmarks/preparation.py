@@ -30,8 +30,7 @@ from training import preparation, sources
 from training.folder import environment
 from training.objectives import OBJECTIVES
 from training.recipe import parse
-
-from .roofline import processor
+from training.roofline import processor
 
 WORDS, LINES, FILES = 60_000, 2_000, 8
 PER_WORD = 2.8  # tokens, about

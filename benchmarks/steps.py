@@ -17,10 +17,10 @@ from transformers import AutoConfig
 from training import metrics
 from training.objectives import OBJECTIVES
 from training.recipe import parse as parse_recipe
+from training.roofline import SHEETS
 
 from . import __main__ as command_line
 from .peers import NATIVES, OURS, PEERS, count_parameters, reference
-from .roofline import SHEETS
 from .shapes import SHAPES, Shape
 
 Words = tuple[str, ...]

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from hf_scratch_transformer.layers_scratch import ScratchAttention
 from tests import tiny_runs
 from training import checkpoints, launcher, loop, metrics
 from training.objectives import Translation
@@ -419,3 +420,15 @@ def test_two_machines_give_the_losses_of_one(words, tmp_path):
     assert ("spread over 2 processes" in messages[0]) == ("--use_fsdp" in words)
     one, two = tiny_runs.losses(tmp_path / "one"), tiny_runs.losses(tmp_path / "two")
     assert one.keys() == two.keys() and max(abs(one[step] - two[step]) for step in one) < 1e-5
+
+
+@pytest.mark.parametrize("objective", tiny_runs.OBJECTIVES)
+def test_layers_that_are_computed_again_change_nothing(objective, tmp_path, monkeypatch):
+    recipe = tiny_runs.write_recipe(tmp_path, objective)
+    calls, honest = [], ScratchAttention.forward
+    monkeypatch.setattr(ScratchAttention, "forward", lambda *a, **k: calls.append(a[0].training) or honest(*a, **k))
+    assert tiny_runs.run(recipe, tmp_path / "plain") == 0
+    once = sum(calls)
+    assert tiny_runs.run(recipe, tmp_path / "again", "--optimisation.gradient_checkpointing") == 0
+    assert sum(calls) == 3 * once > 0, "each layer twice"
+    assert tiny_runs.losses(tmp_path / "plain") == tiny_runs.losses(tmp_path / "again")

@@ -34,6 +34,7 @@ def test_it_says_what_the_run_then_takes(objective, tmp_path, capsys):
     assert float(found["a checkpoint"].split()[0]) == pytest.approx(size / 1e6, abs=0.06)
     card = (tmp_path / "run" / "model" / "README.md").read_text()
     flops = float(card.split("training FLOPs, about | ")[1].split()[0])
+    assert found["operations"].endswith("% of what large matrices reach")
     assert float(found["operations"].split()[0]) == pytest.approx(flops, rel=0.02)
 
 

@@ -150,6 +150,7 @@ def test_a_run_of_version_0_1_is_resumed_as_if_it_had_never_stopped(tmp_path):
     assert record["state"].keys() == STATE_OF_0_1.keys() and record["state"]["averaged"] == 8
     assert record["identity"]["recipe"]["tokenizer"].pop("add_prefix_space") is False
     assert not any(record["identity"]["recipe"]["data"].pop(name) for name in ("sources", "deduplicate"))
+    assert not record["identity"]["recipe"]["optimisation"].pop("gradient_checkpointing")
     text = json.dumps(record, indent=1)
     (newest / "state.json").write_text(text, encoding="utf-8")
     manifest = newest / checkpoints.MANIFEST

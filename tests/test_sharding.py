@@ -13,6 +13,7 @@ from training import metrics, optimisation, sharding
 from training.sections import RecipeError
 
 ASKED = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}  # what `accelerate launch --use_fsdp` sets
+MESH = {"ACCELERATE_USE_PARALLELISM_CONFIG": "true", "PARALLELISM_CONFIG_DP_SHARD_SIZE": "2"}
 OPTIONS = {"adamw": {"optimizer": "adamw", "final_weights": "ema", "ema_decay": 0.5}, "muon": {"optimizer": "muon"}}
 OBJECTIVES = {"adamw": "translation", "muon": "causal_lm"}
 
@@ -83,12 +84,59 @@ def runs(tmp_path_factory):
     return folder
 
 
+HYBRID = """
+import os, sys
+from pathlib import Path
+from accelerate import Accelerator
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from tests import tiny_runs
+from training import loop, optimisation
+
+def looking(run, *group):
+    norm = honest(run, *group)
+    for tensor in run.unwrapped_model.parameters():
+        assert isinstance(tensor, DTensor) and tensor.placements == (Replicate(), Shard(0))
+    return norm
+
+Accelerator.end_training = lambda self: None
+optimisation.multiplies_bfloat16 = lambda device: False
+honest, loop._step, folder = loop._step, looking, Path(sys.argv[1])
+for kind in ("adamw", "muon"):
+    assert tiny_runs.run(folder / kind / "recipe.yaml", folder / kind / "hybrid") == 0
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+def test_two_copies_of_two_halves_give_the_losses_of_one(runs):
+    """HSDP, and layers that are computed again."""
+    (runs / "hybrid.py").write_text(HYBRID, encoding="utf-8")
+    asked = ASKED | MESH | {"PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "2", "FSDP_ACTIVATION_CHECKPOINTING": "true"}
+    tiny_runs.launch(runs / "hybrid.py", runs, processes=4, **asked)
+    for kind in OPTIONS:
+        one, four = tiny_runs.losses(runs / kind / "one"), tiny_runs.losses(runs / kind / "hybrid")
+        assert one.keys() == four.keys() and max(abs(one[step] - four[step]) for step in one) < 1e-5
+
+
+def test_weights_travel_rounded_and_stay_whole(runs, tmp_path):
+    """bf16: between two processes as near to one as rounding lets it; what is saved is in single precision."""
+    words = [runs / "adamw" / "recipe.yaml", "--optimisation.precision", "bf16", "--output_dir"]
+    tiny_runs.launch("-m", "training", *words, tmp_path / "two", **ASKED)
+    one, two = tiny_runs.losses(runs / "adamw" / "one"), tiny_runs.losses(tmp_path / "two")
+    assert 1e-5 < max(abs(one[step] - two[step]) for step in one) < 0.03
+    assert {tensor.dtype for tensor in tiny_runs.weights(tmp_path / "two").values()} == {torch.float32}
+
+
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
         ({"FSDP_VERSION": "1"}, "give --fsdp_version 2"),
         ({"FSDP_OFFLOAD_PARAMS": "true"}, "--fsdp_offload_params true"),
-        ({"FSDP_ACTIVATION_CHECKPOINTING": "true"}, "--fsdp_activation_checkpointing true"),
+        (
+            MESH | {"PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "2"},
+            "shard_size 2 are for 4 processes, not 2",
+        ),
+        (MESH | {"PARALLELISM_CONFIG_TP_SIZE": "2"}, "--parallelism_config_tp_size 2: training has no such thing"),
     ],
 )
 def test_what_would_be_left_undone_is_refused(asked, message, monkeypatch):

@@ -94,9 +94,10 @@ def run(recipe: Path, output: Path, *words: str) -> int:
     return main([str(recipe), "--output_dir", str(output), *words])
 
 
-def launch(*words: str | Path, **environment: str) -> str:
-    """What two processes on gloo that run `python WORDS` print; they have to succeed."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", *map(str, words)]
+def launch(*words: str | Path, processes: int = 2, **environment: str) -> str:
+    """What processes on gloo that run `python WORDS` print; they have to succeed."""
+    count = ["--nproc_per_node", str(processes)]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", *count, *map(str, words)]
     root = Path(__file__).parent.parent
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)} | environment
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=600)

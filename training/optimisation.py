@@ -67,7 +67,7 @@ def orthogonalised(matrices: Tensor, coefficients: tuple[float, float, float], s
     In bfloat16, which the iteration tolerates, where the hardware multiplies it.
     """
     if isinstance(matrices, DTensor):  # a part of each matrix in each process -> some matrices, whole -> and back
-        mine = matrices.redistribute(placements=[Shard(0)])
+        mine = matrices.redistribute(placements=[*matrices.placements[:-1], Shard(0)])  # the last: within one copy
         done = orthogonalised(mine.to_local(), coefficients, steps, eps)
         theirs = DTensor.from_local(done, mine.device_mesh, mine.placements, shape=mine.shape, stride=matrices.stride())
         return theirs.redistribute(placements=matrices.placements)

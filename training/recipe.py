@@ -160,6 +160,9 @@ class Optimisation(Section):
         "bf16: autocast; auto: bf16 where the hardware multiplies it, else fp32",
     )
     compile: bool = Field(False, description="torch.compile")
+    gradient_checkpointing: bool = Field(
+        False, description="layers are computed again in the backward pass: less memory, about a third more time"
+    )
 
 
 class Evaluation(Section):
@@ -252,6 +255,7 @@ ORDERS = {"resume", "force", "overwrite"}  # to one process, not properties of t
 # What a resumed run may have otherwise: when it ends, how often it is measured and what it shows.
 ADJUSTABLE = {
     *("optimisation.max_steps", "optimisation.max_minutes", "optimisation.max_skipped_steps"),
+    "optimisation.gradient_checkpointing",
     *("evaluation.every_steps", "evaluation.every_minutes", "evaluation.early_stopping"),
     *("evaluation.samples", "log_every"),
 }

@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -212,12 +213,13 @@ def open_accelerator(recipe: Recipe) -> Accelerator:
     bf16 = autocasts(recipe.optimisation.precision, device.type)
     for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):  # read at the first product
         os.environ.setdefault(name, KEPT_PRIMITIVES)
-    return Accelerator(
-        cpu=device.type == "cpu",  # else several processes on a CPU would not find each other
-        mixed_precision="bf16" if bf16 else "no",
-        log_with=list(recipe.trackers) or None,
-        project_config=ProjectConfiguration(logging_dir=os.path.join(recipe.output_dir, "tensorboard")),
-    )
+    with sharding.unmeshed():
+        return Accelerator(
+            cpu=device.type == "cpu",  # else several processes on a CPU would not find each other
+            mixed_precision="bf16" if bf16 else "no",
+            log_with=list(recipe.trackers) or None,
+            project_config=ProjectConfiguration(logging_dir=os.path.join(recipe.output_dir, "tensorboard")),
+        )
 
 
 def open_run(recipe: Recipe, accelerator: Accelerator, source: Path) -> Run:
@@ -292,6 +294,13 @@ def prepare(recipe: Recipe, accelerator: Accelerator, where: Path, started: floa
     sources.check_splits(recipe.data)
     objective = OBJECTIVES[recipe.objective](recipe, open_tokenizer(recipe, where, accelerator))
     model = build_model(recipe, accelerator, objective)
+    if recipe.optimisation.gradient_checkpointing or (plugin is not None and plugin.activation_checkpointing):
+        try:
+            with warnings.catch_warnings():  # its name in every version that we take
+                warnings.simplefilter("ignore", FutureWarning)
+                model.gradient_checkpointing_enable({"use_reentrant": False})
+        except ValueError as error:
+            raise RecipeError(f"optimisation.gradient_checkpointing: {reason(error)}") from error
     base = {"base_model": fingerprint(model)} if PATH in recipe.model else {}
     say = partial(print, file=sys.stderr) if accelerator.is_main_process else str
     whole = partial(preparation.prepared, recipe, objective, say)

@@ -13,7 +13,8 @@ from torch.utils.benchmark import Timer
 
 from hf_scratch_transformer import onednn
 from hf_scratch_transformer.onednn import is_mkl_slow
-from training.optimisation import multiplies_bfloat16
+
+from .optimisation import multiplies_bfloat16
 
 # Dense bf16 products on the data sheet, in FLOP/s; the first name that is part of the device's counts.
 SHEETS = {
