@@ -75,12 +75,12 @@ def measured(run: Run, minutes: float | None = None) -> dict[str, str]:
 
 
 def _best(run: Run) -> float:
-    """FLOP/s of products of large matrices in the run's precision: as measured, or of a GPU's bf16 by its data sheet."""
+    """FLOP/s of products of large matrices in the run's precision, measured; of a GPU's bf16 by its data sheet."""
     best = roofline(run.accelerator.device)
-    precision = "bf16" if run.accelerator.mixed_precision == "bf16" else run.recipe.optimisation.precision
-    rates: dict[str, float] = {**best["matmul"], "auto": best["matmul"]["fp32"]}
-    rates["bf16"] = best["sheet_bf16"] or rates["bf16"]
-    return rates[precision] if precision in rates else rates["fp32"]
+    rates: dict[str, float] = best["matmul"]
+    if run.accelerator.mixed_precision == "bf16":
+        return float(best["sheet_bf16"] or rates["bf16"])
+    return rates.get(run.recipe.optimisation.precision, rates["fp32"])
 
 
 def _limited(words: Sequence[str]) -> tuple[list[str], float | None]:
