@@ -88,6 +88,9 @@ def test_random_windows_differ_from_pool_to_pool(small_pools, tmp_path):
     objective, corpus, _ = opened(tmp_path, "causal_lm", "--data.random_windows")
     found = np.concatenate(passes(objective, corpus))[:, 0]
     assert len(found) == objective.end(corpus) // 16 and found[:7].tolist() != found[7:14].tolist()
+    _, objective, corpus = mixture(tmp_path / "mixed", "causal_lm", 0.001, 1, random_windows=True)
+    plans = [objective.plan(corpus, (1, 2, 0, 0), pool) for pool in range(2)]
+    assert all(map(len, plans)) and len({str(np.sort(np.concatenate(plan)[:, 0])) for plan in plans}) == 2
 
 
 @pytest.mark.parametrize("name", tiny_runs.OBJECTIVES)

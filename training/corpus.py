@@ -18,7 +18,7 @@ from hf_scratch_transformer.tokenization import Family, train_tokenizer
 from .base_model import PATH, located
 from .recipe import Recipe, Source
 from .sections import RecipeError
-from .sources import Columns, clean, numbered, read
+from .sources import AGAIN, Columns, clean, numbered, read
 
 FAMILIES: dict[str, Family] = {"translation": "seq2seq", "causal_lm": "decoder", "masked_lm": "encoder"}
 Encode = Callable[[list[str]], list[list[int]]]  # token ids of each text
@@ -209,8 +209,9 @@ def tokenised(
 
 def check_rows(split: Corpus, recipe: Recipe, role: str) -> None:
     """Raises RecipeError when rows are malformed and the recipe refuses that, or when no text is left."""
-    if split.refused and recipe.data.malformed == "refuse":
-        said = describe(split.refused)
+    wrong = Counter({reason: count for reason, count in split.refused.items() if reason != AGAIN})
+    if wrong and recipe.data.malformed == "refuse":
+        said = describe(wrong)
         raise RecipeError(f"data.splits.{role}: malformed rows ({said}) and data.malformed is refuse")
     if not split.bytes:
         raise NothingUsable(f"data.splits.{role}: no usable row ({describe(split.refused) or 'it is empty'})")

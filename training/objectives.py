@@ -213,6 +213,7 @@ class _Windows(Objective):
         else:
             rng = np.random.default_rng(key)
             if corpus.stretches:
+                rng = np.random.default_rng((*key, pool))
                 windows = self._mixed(corpus, key, pool, rng)
             elif self.recipe.data.random_windows:
                 windows = self._random(len(pool_rows(max(1, end // size), pool, rng)), end, rng)

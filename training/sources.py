@@ -30,6 +30,7 @@ GROUP = "evaluation.group_by: "  # before the name of a column that rows are gro
 # What a byte that is not UTF-8 is read as: no text holds these, but some hold U+FFFD.
 UNDECODABLE = "\ufdd0\ufdef\ufdd0"
 REPEATED = "\ufdd0\ufdee\ufdd0"  # in the place of a row that is there already
+AGAIN = "repeated"  # why it is left out, which is not that it is malformed
 codecs.register_error(__name__, lambda error: (UNDECODABLE, error.end))  # type: ignore[attr-defined]
 
 Columns = dict[str, list[Any]]
@@ -355,7 +356,7 @@ def clean(chunk: Columns, columns: Iterable[str], refused: Counter, empty_allowe
         if not all(isinstance(text, str) for text in texts):
             refused["not text"] += 1
         elif REPEATED in texts:
-            refused["repeated"] += 1
+            refused[AGAIN] += 1
         elif not empty_allowed and not all(text.strip() for text in texts):
             refused["empty"] += 1
         elif any(UNDECODABLE in text for text in texts):
