@@ -4,6 +4,7 @@ import contextlib
 import csv
 import json
 import lzma
+import threading
 from collections import Counter
 from pathlib import Path
 
@@ -328,3 +329,24 @@ def test_files_of_a_folder_that_are_not_read_are_named(tmp_path, capsys):
     said = capsys.readouterr().err
     assert f"train: 2 files, {folder}/a.txt to {folder}/more/b.txt; left out" in said
     assert "left out, for no ending of a text: README, cover.png, notes.md and 1 more" in said and "hidden" not in said
+
+
+def test_the_next_part_of_a_stream_is_made_while_one_is_used(tmp_path):
+    recipe = resolved(tmp_path, "--data.streaming", "--data.part_rows=20", objective="causal_lm")
+    made = threading.Semaphore(0)
+
+    def noted(texts):
+        made.release()
+        return characters(texts)
+
+    parts = Parts(recipe, noted, lambda part: len(part.columns["text"].tokens), print)
+    assert made.acquire(timeout=20), "the first, to see that there is something"
+    coming = parts(0, 0)
+    assert not made.acquire(blocking=False), "nothing is made that nobody asks for"
+    assert next(coming).number == 0
+    for _ in range(2):
+        assert made.acquire(timeout=20), "the one that was asked for, and the one after it"
+    assert [part.number for part in coming] == [1, 2]
+    (tmp_path / "corpus" / "train.en").unlink()
+    with pytest.raises(RecipeError, match="holds no train"):
+        next(parts(1, 0))

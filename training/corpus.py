@@ -3,6 +3,7 @@
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -279,7 +280,7 @@ class Parts:
     def __call__(self, epoch: int, first: int) -> Iterator[Part]:
         """The parts of an epoch from number `first` on."""
         if self.recipe.data.streaming:
-            return self._stream(first)
+            return _ahead(self._stream(first))
         return (Part(pool, self.first, pool) for pool in range(first, self.pools(self.first)))
 
     def _stream(self, first: int) -> Iterator[Part]:
@@ -300,6 +301,15 @@ class Parts:
         if number not in self.told:
             self.say(f"part {number} of the stream{what}")
         self.told.add(number)
+
+
+def _ahead(parts: Iterator[Part]) -> Iterator[Part]:
+    """The same, each made in a thread while the one before it is used."""
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(next, parts, None)
+        while (part := coming.result()) is not None:
+            coming = pool.submit(next, parts, None)
+            yield part
 
 
 def _regrouped(chunks: Iterator[Columns], size: int) -> Iterator[Columns]:
