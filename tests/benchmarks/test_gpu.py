@@ -27,7 +27,7 @@ def test_every_step_at_a_tiny_size(tmp_path: Path) -> None:
         for goal in record["goals"]:  # but for what a CPU has no data sheet for, there is a figure
             assert goal["is_reached"] is not None or goal["figure"] == "MFU", (name, goal)
     assert records["tests"]["figures"]["tests"] > 40 and records["tests"]["figures"]["failed"] == 0
-    assert records["sharding"]["figures"]["apart"] < 1e-4
+    assert records["sharding"]["figures"]["apart"] < 1e-3  # in bf16, in which FSDP2 rounds the weights too
     assert {"README.md", "metrics.jsonl"} < records["multi30k-2"]["commands"][0]["card"].keys()
     lines = map(json.loads, records[gpu.STOPPED]["commands"][0]["card"]["metrics.jsonl"].splitlines())
     trained = [line["step"] for line in lines if line["event"] == "train"]
