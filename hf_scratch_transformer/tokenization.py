@@ -279,3 +279,9 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerFast, config: PreTrainedConfig
             f"the tokenizer has model_max_length={tokenizer.model_max_length}, the config "
             f"max_position_embeddings={longest}"
         )
+
+
+def check_unknown(tokenizer: Any) -> None:
+    """Raises ValueError for a token of the unknown that is unknown itself: transformers would look for it for ever."""
+    if tokenizer.unk_token is not None and tokenizer.unk_token not in tokenizer.get_vocab():
+        raise ValueError(f"unk_token: {tokenizer.unk_token!r} is not in the vocabulary")

@@ -19,7 +19,9 @@ from transformers import (
 )
 
 from hf_scratch_transformer import tokenization
+from hf_scratch_transformer.insight.plot import open_tokenizer
 from hf_scratch_transformer.tokenization import check_tokenizer, config_fields, read_lines, train_tokenizer
+from training.corpus import read_tokenizer
 
 ENGLISH = [
     "The old dog sleeps under the table.\n",
@@ -498,3 +500,13 @@ def test_a_text_without_word_boundaries_is_not_quadratic_and_words_of_usual_leng
     cut = train_tokenizer(words, family="decoder", vocab_size=400).backend_tokenizer.to_str()
     monkeypatch.setattr(tokenization, "LONGEST_WORD", 10**6)
     assert train_tokenizer(words, family="decoder", vocab_size=400).backend_tokenizer.to_str() == cut
+
+
+def test_a_token_of_the_unknown_that_is_unknown_is_refused(tmp_path):
+    tokenizer = train_tokenizer(["one two three"] * 9, family="encoder", vocab_size=60)
+    tokenizer.save_pretrained(tmp_path)
+    file = tmp_path / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"unk_token": ""}))
+    for opened in (lambda: open_tokenizer(str(tmp_path)), lambda: read_tokenizer(tmp_path, "tokenizer.path")):
+        with pytest.raises(ValueError, match="unk_token: '' is not in the vocabulary"):
+            opened()

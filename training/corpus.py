@@ -14,7 +14,7 @@ import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from hf_scratch_transformer.files import reading
-from hf_scratch_transformer.tokenization import Family, train_tokenizer
+from hf_scratch_transformer.tokenization import Family, check_unknown, train_tokenizer
 
 from .base_model import PATH, located
 from .recipe import Recipe, Source
@@ -66,6 +66,7 @@ def read_tokenizer(path: str | Path, field: str) -> PreTrainedTokenizerFast:
     try:
         with reading(f"{field}: {str(path)!r}"):
             tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+            check_unknown(tokenizer)
     except ValueError as error:
         raise RecipeError(str(error)) from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):

@@ -12,6 +12,7 @@ from transformers import AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
 from transformers.utils import GENERATION_CONFIG_NAME, logging
 
 from ..files import reading
+from ..tokenization import check_unknown
 from .presets import PRESETS, read_config
 from .trace import build
 
@@ -143,6 +144,7 @@ def open_tokenizer(source: str, **options: Any) -> Any:
     tokenizer = _open(AutoTokenizer, source, **options)
     with reading(f"{source}: its tokenizer does not work"):
         tokenizer(["a"], padding=tokenizer.pad_token is not None)
+        check_unknown(tokenizer)
     return tokenizer
 
 
