@@ -19,7 +19,7 @@ from hf_scratch_transformer.tokenization import Family, check_unknown, train_tok
 from .base_model import PATH, located
 from .recipe import Recipe, Source
 from .sections import RecipeError
-from .sources import AGAIN, Columns, clean, numbered, read
+from .sources import AGAIN, Columns, clean, numbered, read, views
 
 FAMILIES: dict[str, Family] = {"translation": "seq2seq", "causal_lm": "decoder", "masked_lm": "encoder"}
 Encode = Callable[[list[str]], list[list[int]]]  # token ids of each text
@@ -155,7 +155,7 @@ class Corpus:
     rows: int = 0  # read, usable or not
     bytes: int = 0  # of the usable text, in UTF-8
     words: int = 0  # of the usable text, each row's end counted as one
-    stretches: Sequence[Stretch] = ()  # of the sources that are mixed, in their order
+    stretches: Sequence[Stretch] = ()  # of its sources, in their order
 
     def added_to(self, stretch: Stretch) -> Stretch:
         """A stretch that goes on with this corpus."""
@@ -189,12 +189,10 @@ def tokenised(
 
     Raises RecipeError when rows are malformed and the recipe refuses that, or when none is left.
     """
-    of_sources = [Stretch(0, 0)] * (len(recipe.data.sources) if role == "train" else 0)
-    parts = []
+    stretches, parts = [Stretch(0, 0)] * len(views(recipe.data, role)), []
     for number, chunk in chunks:
         parts.append(tokenise(recipe, chunk, encode, keep_texts))
-        if of_sources:
-            of_sources[number] = parts[-1].added_to(of_sources[number])
+        stretches[number] = parts[-1].added_to(stretches[number])
     rows, size, words = (sum(getattr(part, name) for part in parts) for name in COUNTS)
     joined = Corpus(
         {name: Sequences.join([part.columns[name] for part in parts]) for name in recipe.data.columns if parts},
@@ -203,7 +201,7 @@ def tokenised(
         rows,
         size,
         words,
-        of_sources,
+        stretches,
     )
     check_rows(joined, recipe, role)
     return joined
@@ -217,10 +215,10 @@ def check_rows(split: Corpus, recipe: Recipe, role: str) -> None:
         raise RecipeError(f"data.splits.{role}: malformed rows ({said}) and data.malformed is refuse")
     if not split.bytes:
         raise NothingUsable(f"data.splits.{role}: no usable row ({describe(split.refused) or 'it is empty'})")
-    for number, stretch in enumerate(split.stretches):
+    for number, (source, stretch) in enumerate(mixed(split, recipe) if role == "train" else ()):
         if stretch.tokens < 2:
-            path = recipe.data.sources[number].path
-            raise NothingUsable(f"data.sources.{number}: nothing to predict in {path}: {stretch.tokens} token(s)")
+            said = f"nothing to predict in {source.path}: {stretch.tokens} token(s)"
+            raise NothingUsable(f"data.sources.{number}: {said}")
 
 
 def tokenise(recipe: Recipe, chunk: Columns, encode: Encode, keep_texts: bool = False) -> Corpus:
@@ -343,11 +341,9 @@ def account(role: str, split: Corpus, usable: int, tokenizer: PreTrainedTokenize
     return f"{role}: {usable:,} rows of {split.rows:,}{left_out}{unread}"
 
 
-def shares(split: Corpus, recipe: Recipe) -> Iterator[tuple[float, Source, int]]:
-    """Of each source that is mixed, the share of the tokens trained on that it gives, and how many it has."""
-    total = sum(source.weight for source in recipe.data.sources)
-    for source, stretch in zip(recipe.data.sources, split.stretches, strict=False):
-        yield source.weight / total, source, stretch.tokens
+def mixed(split: Corpus, recipe: Recipe) -> list[tuple[Source, Stretch]]:
+    """The sources that the training split is mixed of, and what it holds of each; none where it is not mixed."""
+    return list(zip(recipe.data.sources, split.stretches, strict=True)) if recipe.data.sources else []
 
 
 def describe(refused: Counter) -> str:

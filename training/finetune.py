@@ -36,6 +36,7 @@ from hf_scratch_transformer import hub
 from hf_scratch_transformer.embedding import longest_input
 from hf_scratch_transformer.files import possible_path, reading, replacing, write_text
 from hf_scratch_transformer.insight import senses
+from hf_scratch_transformer.tokenization import check_unknown
 
 from . import metrics
 from .folder import check, claimed, environment
@@ -134,6 +135,7 @@ def finetune(task: Task, arguments: TrainingArguments, source: Path) -> None:
     with reading(f"model: {task.model}"):
         options = {"id2label": dict(enumerate(names)), "trust_remote_code": False, "output_loading_info": True}
         tokenizer = AutoTokenizer.from_pretrained(task.model, trust_remote_code=False)
+        check_unknown(tokenizer)
         model, found = AutoModelForTokenClassification.from_pretrained(task.model, **options)
     # Drawn at random if missing, which only the new head may be.
     if missing := sorted(name for name in found["missing_keys"] if name.startswith(f"{model.base_model_prefix}.")):

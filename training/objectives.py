@@ -99,6 +99,7 @@ class Objective(ABC):
 
     @property
     def _weights(self) -> list[float]:
+        """Of the sources that are mixed."""
         return [source.weight for source in self.recipe.data.sources]
 
 
@@ -116,7 +117,7 @@ class Translation(Objective):
 
     def plan(self, corpus: Corpus, key: Key | None, pool: int = 0) -> list[np.ndarray]:
         rng = None if key is None else np.random.default_rng(key)
-        if key is None or not corpus.stretches:
+        if key is None or not self._weights:
             rows = pool_rows(self.examples(corpus), pool, rng)
         else:
             counts = [each.rows for each in corpus.stretches]
@@ -212,17 +213,17 @@ class _Windows(Objective):
             windows = _tiles(pool_rows(_count(end, size, step)), end, size, size, step)
         else:
             rng = np.random.default_rng(key)
-            if corpus.stretches:
+            if self._weights:
                 rng = np.random.default_rng((*key, pool))
-                windows = self._mixed(corpus, key, pool, rng)
+                windows = rng.permutation(self._mixed(corpus, key, pool, rng))
             elif self.recipe.data.random_windows:
                 windows = self._random(len(pool_rows(max(1, end // size), pool, rng)), end, rng)
             else:
                 # Another phase each time: no token is always the first of its window, and none is left out.
                 phase = int(rng.integers(1, size + 1))
-                windows = _tiles(pool_rows(_count(end, phase, size), pool, rng), end, size, phase, size)
-            if not self.recipe.data.random_windows or corpus.stretches:
-                windows = windows[rng.permutation(len(windows))]
+                windows = rng.permutation(
+                    _tiles(pool_rows(_count(end, phase, size), pool, rng), end, size, phase, size)
+                )
         rows = max(1, self.recipe.data.batch_tokens // size)
         return [windows[start : start + rows] for start in range(0, len(windows), rows)]
 

@@ -61,7 +61,7 @@ def prepared(recipe: Recipe, objective: Objective, say: Callable[[str], object])
             remove(folder)
         if not folder.exists():
             _write(folder, recipe, objective)
-        split = _opened(folder, bool(recipe.data.sources))
+        split = _opened(folder)
     corpus.check_rows(split, recipe, "train")
     return split
 
@@ -161,10 +161,10 @@ class Progress:
     stretches: list[Stretch] = field(default_factory=list)  # of the sources, in their order
 
 
-def _opened(folder: Path, are_mixed: bool) -> Corpus:
+def _opened(folder: Path) -> Corpus:
     about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
     columns = {name: _mapped(folder, name, **dtypes) for name, dtypes in about["columns"].items()}
-    stretches = [Stretch(*each) for each in about["stretches"] if are_mixed]
+    stretches = [Stretch(*each) for each in about["stretches"]]
     rows, size, words = (about[name] for name in COUNTS)
     split = Corpus(columns, {}, Counter(about["refused"]), rows, size, words, stretches)
     split.__dict__["fingerprint"] = about["fingerprint"]  # which would read all of it

@@ -232,9 +232,12 @@ def open_run(recipe: Recipe, accelerator: Accelerator, source: Path) -> Run:
     started = time.monotonic()
     where = Path(recipe.output_dir)
     if accelerator.is_main_process:
-        named = [("the recipe", source), *(("data", Path(data.path)) for data in sources.views(recipe.data))]
-        named += [("data", Path(recipe.data.path))]
-        named += [("data", path) for path in sources.local_files(recipe.data)]
+        paths: list[str | Path] = [
+            recipe.data.path,
+            *(each.path for each in recipe.data.sources),
+            *sources.local_files(recipe.data),
+        ]
+        named = [("the recipe", source), *(("data", Path(path)) for path in paths)]
         models = {"tokenizer.path": recipe.tokenizer.path, f"model.{PATH}": recipe.model.get(PATH)}
         named += [(name, Path(path)) for name, path in models.items() if path]
         folder.check(where, named, resume=recipe.resume, overwrite=recipe.overwrite)
@@ -390,8 +393,11 @@ def announce(
             for several in sources.named(objective.recipe.data, role):
                 print(f"{role}: {several}", file=sys.stderr)
             print(corpus.account(role, split, objective.examples(split), objective.tokenizer), file=sys.stderr)
-            for share, source, held in corpus.shares(split, objective.recipe):
-                print(f"{role}: {share:.1%} of its tokens from {source.path}, which has {held:,}", file=sys.stderr)
+            parts = corpus.mixed(split, objective.recipe) if role == "train" else []
+            total = sum(source.weight for source, _ in parts)
+            for source, held in parts:
+                share = f"{source.weight / total:.1%} of its tokens from {source.path}"
+                print(f"{role}: {share}, which has {held.tokens:,}", file=sys.stderr)
             same = [other for other, text in known.items() if text == split.fingerprint]
             if same:
                 print(f"{role}: the same text as {' and '.join(same)}", file=sys.stderr)

@@ -96,7 +96,8 @@ def check_splits(data: Data) -> None:
 def local_files(data: Data) -> list[Path]:
     """The files that the splits are read from, as far as they are there and not of the Hub."""
     found: list[Path] = []
-    for each, role in (*((each, "train") for each in views(data)), *((data, role) for role in data.splits)):
+    every = [(each, role) for role in dict.fromkeys(("train", *data.splits)) for each in views(data, role)]
+    for each, role in every:
         if Path(each.path).exists():
             with suppress(RecipeError):  # of a split that is not there: `check_splits` says so
                 found += map(Path, _find(each, role).texts)
