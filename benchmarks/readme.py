@@ -9,7 +9,8 @@ whole runs, comparison by comparison: a folder more there, and they have a row m
 `benchmarks.gpu`.
 
 What stands between `<!-- seeds: CARD SCORE -->` and `<!-- end -->` is the test's score of a card, mean and standard
-deviation over its seeds: its `metrics.jsonl` and those of other seeds beside it, `seed-2.jsonl` and so on.
+deviation over its seeds: its `metrics.jsonl` and those of other seeds beside it, `seed-2.jsonl` and so on. A table
+between `<!-- cards: CARD.SCORE ... -->` and `<!-- end -->` has such a score of each card, and what a run of it took.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from hf_scratch_transformer import hub
 from hf_scratch_transformer.files import write_text
 from training import metrics
 
@@ -31,6 +33,7 @@ from .steps import STEPS
 ROOT = Path(__file__).parents[1]
 RECORDS = "benchmarks/records"
 TABLE = re.compile(r"(<!-- records: ([\w ]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+CARDS = re.compile(r"(<!-- cards: ([\w. ]+) -->\n)(?:.*?)(<!-- end -->)", re.DOTALL)
 SEEDS = re.compile(r"(<!-- seeds: (\w+) (\w+) -->)(?:.*?)(<!-- end -->)", re.DOTALL)
 # Kind and family -> a peer that has a row of its own: the best encoder is not the one that most people take.
 ALSO = {("train", "encoder"): "distilbert"}
@@ -68,21 +71,41 @@ def filled(text: str, root: Path) -> str:
             rows = processors(root)
         else:
             rows = [row for name in match[2].split() for row in comparisons(root, name)]
-        lines = [head, ["---"] * len(head), *rows]
-        return match[1] + "".join(f"| {' | '.join(line)} |\n" for line in lines) + match[4]
+        return match[1] + markdown(head, rows) + match[4]
 
+    def trained(match: re.Match[str]) -> str:
+        head = ["recipe", "test", "parameters", "steps", "target tokens", "training FLOPs"]
+        return match[1] + markdown(head, [budget(root, *name.split(".")) for name in match[2].split()]) + match[3]
+
+    text = CARDS.sub(trained, text)
     text = SEEDS.sub(lambda match: match[1] + over_seeds(root / "model_cards" / match[2], match[3]) + match[4], text)
     return TABLE.sub(table, text)
 
 
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "".join(f"| {' | '.join(line)} |\n" for line in (head, ["---"] * len(head), *rows))
+
+
+def budget(root: Path, name: str, score: str) -> list[str]:
+    """The row of a card: what came of it, and what the first of its seeds took."""
+    card = root / "model_cards" / name
+    took = last(card / "metrics.jsonl", "finished", "flops")
+    title = hub.SCORES.get(score, ("", score))[1]
+    numbers = [f"{took['parameters']:,}", f"{took['step']:,}", f"{took['targets']:,}", f"{took['flops']:.2e}"]
+    return [f"[{name}](model_cards/{name}/README.md)", f"{title}: {over_seeds(card, score)}", *numbers]
+
+
+def last(path: Path, event: str, name: str) -> dict[str, Any]:
+    """The last event of a kind in a run's records. Raises ValueError where there is none, or none that has the name."""
+    found: dict[str, Any] = next((line for line in reversed(metrics.read(path)) if line["event"] == event), {})
+    if found.get(name) is None:
+        raise ValueError(f"README.md: {path} has no {name} of event {event}")
+    return found
+
+
 def over_seeds(card: Path, score: str) -> str:
     """`97.5 ± 0.3 over 3 seeds`: the score of the test. Raises ValueError where a run was not tested."""
-    values = []
-    for path in (card / "metrics.jsonl", *sorted(card.glob("seed-*.jsonl"))):
-        last: dict[str, Any] = next((line for line in reversed(metrics.read(path)) if line["event"] == "test"), {})
-        if score not in last:
-            raise ValueError(f"README.md: {path} has no {score} of a test")
-        values.append(last[score])
+    values = [last(path, "test", score)[score] for path in (card / "metrics.jsonl", *sorted(card.glob("seed-*.jsonl")))]
     spread = f" ± {statistics.stdev(values):.2g} over {len(values)} seeds" if len(values) > 1 else ", one seed"
     return f"{statistics.mean(values):.4g}{spread}"
 

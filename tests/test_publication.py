@@ -99,6 +99,9 @@ def test_a_card_says_what_the_training_took(objective, tmp_path, monkeypatch):
     assert flops == pytest.approx(sum(counted), rel=0.15)
     memory = [line["memory_mb"] for line in metrics.read(tmp_path / "run/metrics.jsonl") if line["event"] == "train"]
     assert f"| memory of a process while training, MB | {max(memory)} |" in card and min(memory) > 100
+    last = metrics.read(tmp_path / "run/metrics.jsonl")[-1]
+    assert last["event"] == "finished" and last["flops"] == flops and last["memory_mb"] == max(memory)
+    assert f"| target tokens predicted in training | {last['targets']} |" in card and last["parameters"] > 1000
 
 
 def test_a_native_model_is_saved_without_a_card(tmp_path, capsys):

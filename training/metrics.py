@@ -22,6 +22,7 @@ from hf_scratch_transformer.insight.records import read_metrics
 from .sections import RecipeError
 
 ANY_GROUP = "any group"
+AFTERWARDS = ("test", "finished")  # events of a run whose steps are done
 
 
 class Log:
@@ -31,9 +32,9 @@ class Log:
         self.path = path
 
     def until(self, step: int) -> list[dict[str, Any]]:
-        """What was measured up to a step, but for the test. Raises RecipeError when the log cannot be read."""
+        """What was measured until a step, not after the last. Raises RecipeError when the log cannot be read."""
         try:
-            return [line for line in read(self.path) if line["step"] <= step and line["event"] != "test"]
+            return [line for line in read(self.path) if line["step"] <= step and line["event"] not in AFTERWARDS]
         except (ValueError, OSError, KeyError, TypeError) as error:
             raise RecipeError(f"output_dir: {self.path} is no log of a run: {error}") from error
 

@@ -21,6 +21,11 @@ from .objectives import Batch
 from .recipe import OURS, dump
 from .run import Run, TrainingError
 
+COSTS = {
+    "targets": "target tokens predicted in training",
+    "flops": "training FLOPs, about",
+    "memory_mb": "memory of a process while training, MB",
+}
 COUNTED = 4  # batches, from whose operations those of the whole run are told
 
 
@@ -32,6 +37,7 @@ def publish(run: Run, results: dict[str, Any]) -> None:
     if not run.is_main:
         return
     recipe, folder = run.recipe, run.folder / "model"
+    run.log.write("finished", step=run.state.step, seconds=round(run.clock(), 2), **cost(run))
     save_model(run, folder)
     summarise(results)
     say_where(run.folder)
@@ -76,13 +82,8 @@ def records(run: Run) -> hub.RunRecords:
         dataset_config=recipe.data.name,
         dataset_revision=recipe.data.revision,
         base_model=None if base is None or Path(base).exists() else base,
-        data={
-            "training rows": run.rows,
-            "target tokens predicted in training": run.state.targets,
-            "training FLOPs, about": training_flops(run),
-            "memory of a process while training, MB": max((line.get("memory_mb", 0) for line in lines), default=0)
-            or None,
-        }
+        data={"training rows": run.rows}
+        | {title: last["finished"][name] for name, title in COSTS.items()}
         | ({"validation rows translated, greedily": evaluated} if recipe.objective == "translation" else {}),
         languages=recipe.data.languages,
         license=recipe.license,
@@ -98,10 +99,15 @@ def records(run: Run) -> hub.RunRecords:
     )
 
 
-def training_flops(run: Run) -> str | None:
-    """Floating-point operations of all steps, as `target_flops` has them."""
+def cost(run: Run) -> dict[str, float | None]:
+    """What the steps of a run took, by the names of `COSTS`, as far as it is known, and the model's size."""
     flops = target_flops(run)
-    return None if flops is None else f"{flops * run.state.targets:.2e}"
+    return {
+        "parameters": run.eval_model.num_parameters(),
+        "targets": run.state.targets,
+        "flops": None if flops is None else float(f"{flops * run.state.targets:.3g}"),
+        "memory_mb": max((line.get("memory_mb", 0) for line in metrics.read(run.log.path)), default=0) or None,
+    }
 
 
 def target_flops(run: Run) -> float | None:

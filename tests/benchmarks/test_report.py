@@ -81,7 +81,7 @@ def test_a_score_is_the_mean_over_seeds(tmp_path: Path) -> None:
     card = tmp_path / "model_cards/it"
     card.mkdir(parents=True)
     text = "It has <!-- seeds: it bleu -->?<!-- end --> BLEU."
-    with pytest.raises(ValueError, match="has no bleu of a test"):
+    with pytest.raises(ValueError, match="has no bleu of event test"):
         readme.filled(text, tmp_path)
     for name, value in {"metrics": 30.0, "seed-2": 31.0, "seed-3": 35.0}.items():
         lines = [
@@ -92,6 +92,23 @@ def test_a_score_is_the_mean_over_seeds(tmp_path: Path) -> None:
     for path in card.glob("seed-*"):
         path.unlink()
     assert "-->30, one seed<!--" in readme.filled(text, tmp_path)
+
+
+def test_what_a_card_took_stands_beside_its_score(tmp_path: Path) -> None:
+    card = tmp_path / "model_cards/it"
+    card.mkdir(parents=True)
+    test = {"event": "test", "step": 1440, "bleu": 30.0}
+    finished = {"event": "finished", "step": 1440, "parameters": 2_900_000, "targets": 5_500_000, "flops": None}
+    for flops, line in ((None, "has no flops of event finished"), (4.1e14, "")):
+        lines = [test, finished | {"flops": flops}]
+        (card / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        if line:
+            with pytest.raises(ValueError, match=line):
+                readme.filled("<!-- cards: it.bleu -->\n<!-- end -->", tmp_path)
+    text = readme.filled("<!-- cards: it.bleu -->\n<!-- end -->", tmp_path)
+    row = "| [it](model_cards/it/README.md) | BLEU: 30, one seed | 2,900,000 | 1,440 | 5,500,000 | 4.10e+14 |"
+    assert row in text.splitlines()
+    assert readme.filled(text, tmp_path) == text
 
 
 def test_what_was_not_run_on_a_gpu_is_said(tmp_path: Path) -> None:
