@@ -23,6 +23,7 @@ from .modeling_scratch_encoder import (
     ScratchEncoderModel,
 )
 from .modeling_scratch_seq2seq import ScratchSeq2SeqForConditionalGeneration, ScratchSeq2SeqModel
+from .tokenization_scratch import ScratchTranslationTokenizer
 
 __version__ = "0.2.0.dev0"
 
@@ -32,6 +33,10 @@ for _config in (ScratchEncoderConfig, ScratchDecoderConfig, ScratchSeq2SeqConfig
         if _auto_class != "AutoConfig":
             _model = globals()[_reference.split(".")[1]]
             getattr(transformers, _auto_class).register(_config, _model, exist_ok=True)
+# For folders that name it: a translator's tokenizer is an ordinary one otherwise.
+transformers.AutoTokenizer.register(
+    ScratchSeq2SeqConfig, fast_tokenizer_class=ScratchTranslationTokenizer, exist_ok=True
+)
 adapters.register(
     *(_config.model_type for _config in (ScratchEncoderConfig, ScratchDecoderConfig, ScratchSeq2SeqConfig))
 )
@@ -54,4 +59,5 @@ __all__ = [
     "ScratchSeq2SeqConfig",
     "ScratchSeq2SeqForConditionalGeneration",
     "ScratchSeq2SeqModel",
+    "ScratchTranslationTokenizer",
 ]

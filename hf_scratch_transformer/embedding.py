@@ -91,9 +91,9 @@ def batches_by_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[lis
         order = order[count:]
 
 
-def check_ids(model: PreTrainedModel, encoded: Iterable[Iterable[int]]) -> None:
-    """Refuse token ids for which a model has no vector, in a `ValueError`."""
-    rows = model.get_input_embeddings().num_embeddings
+def check_ids(model: PreTrainedModel, encoded: Iterable[Iterable[int]], *, target: bool = False) -> None:
+    """Refuse token ids for which a model has no vector, or its decoder if they are of the target, in a `ValueError`."""
+    rows = (model.get_decoder() if target else model).get_input_embeddings().num_embeddings
     greatest = max((token for ids in encoded for token in ids), default=0)
     if greatest >= rows:
         raise ValueError(

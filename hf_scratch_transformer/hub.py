@@ -10,6 +10,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
@@ -32,6 +33,7 @@ from yaml import YAMLError
 
 from .configuration_scratch import ScratchConfig, ScratchDecoderConfig, ScratchEncoderConfig, ScratchSeq2SeqConfig
 from .files import write_text
+from .tokenization_scratch import TARGET_FILE, ScratchTranslationTokenizer
 
 # model_type -> its configuration, and what it is in a sentence.
 FAMILIES: dict[str, tuple[type[ScratchConfig], str]] = {
@@ -63,7 +65,14 @@ PLACES = {"step", "epoch", "seconds", "targets"}
 CONTENTS = (
     *("README.md", "LICENSE", "LICENSE.md", "LICENSE.txt", "NOTICE", "NOTICE.txt", "CITATION.cff", ".gitattributes"),
     *(CONFIG_NAME, GENERATION_CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, "curves.png", ".eval_results/*.yaml"),
-    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"),
+    *(
+        "tokenizer.json",
+        TARGET_FILE,
+        "tokenizer_config.json",
+        "tokenizer.model",
+        "special_tokens_map.json",
+        "added_tokens.json",
+    ),
     *("vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", "additional_chat_templates/*.jinja"),
 )
 SHOWN_EVALUATIONS = 10  # rows of the card's table of evaluations
@@ -282,6 +291,9 @@ def check_complete(folder: str | os.PathLike[str]) -> None:
     config = _read_config(folder)
     wrong = [*_code_complaints(folder, config), *_weight_complaints(folder), *_card_complaints(folder)]
     files = ["tokenizer.json", "tokenizer_config.json"]
+    with suppress(OSError, ValueError, AttributeError):  # of which the loading will complain
+        if json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("separate_vocabs"):
+            files.append(TARGET_FILE)
     head = _head(config)
     if head is not None and head.generates:
         files.append(GENERATION_CONFIG_NAME)
@@ -335,6 +347,7 @@ def _code_files(folder: Path, config: Mapping[str, Any]) -> list[Path]:
     references = FAMILIES[config["model_type"]][0]._auto_map
     files: list[Path] = []
     waiting = [reference.split(".")[0] for reference in references.values()]
+    waiting += [ScratchTranslationTokenizer.__module__.split(".")[-1]] * (folder / TARGET_FILE).is_file()
     while waiting:
         path = folder / f"{waiting.pop()}.py"
         if path not in files:

@@ -32,8 +32,10 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import PreTrainedConfig, PreTrainedTokenizerFast
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.tokenization_utils_base import LARGE_INTEGER
+
+from .tokenization_scratch import ScratchTranslationTokenizer
 
 LONGEST_WORD = 1000  # bytes, for the trainer of byte_bpe
 # Tokens: trainers set memory for all of them aside at once, and end the process where it is not there.
@@ -240,15 +242,40 @@ def _checked(corpus: Iterable[str]) -> Iterator[str]:
         raise ValueError("corpus is empty: it holds no text to train a tokenizer on")
 
 
+def join_tokenizers(source: PreTrainedTokenizerFast, target: PreTrainedTokenizerFast) -> ScratchTranslationTokenizer:
+    """Tokenizers of two languages, trained for `seq2seq`, as one of a translator that has a vocabulary for each.
+
+    Raises ValueError where a special token has another id in one of them.
+    """
+    return ScratchTranslationTokenizer(
+        tokenizer_object=source.backend_tokenizer,
+        target_tokenizer_object=target.backend_tokenizer,
+        model_max_length=min(source.model_max_length, target.model_max_length),
+        model_input_names=source.model_input_names,
+        padding_side=source.padding_side,
+        clean_up_tokenization_spaces=False,
+        **source.special_tokens_map,
+    )
+
+
+def sides(tokenizer: PreTrainedTokenizerBase) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
+    """The tokenizers of source and target: twice the same one, unless each side has a vocabulary."""
+    return getattr(tokenizer, "source", tokenizer), getattr(tokenizer, "target", tokenizer)
+
+
 def config_fields(tokenizer: PreTrainedTokenizerFast, family: Family) -> dict[str, int]:
     """The config fields that a tokenizer decides, to be passed on: `ScratchDecoderConfig(**config_fields(...), ...)`.
 
     `vocab_size` and, as far as the tokenizer has them, `pad_token_id`, `bos_token_id` and `eos_token_id`; for
-    `seq2seq` also `decoder_start_token_id`, which is the id of `<s>`.
+    `seq2seq` also `decoder_start_token_id`, which is the id of `<s>`, and where each side has a vocabulary
+    `decoder_vocab_size` and that their embeddings are not shared.
     """
     ids = {name: getattr(tokenizer, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
     if family == "seq2seq":
         ids["decoder_start_token_id"] = tokenizer.bos_token_id
+        source, target = sides(tokenizer)
+        if target is not source:
+            ids |= {"decoder_vocab_size": len(target), "share_encoder_decoder_embeddings": False}
     return {"vocab_size": len(tokenizer)} | {name: value for name, value in ids.items() if value is not None}
 
 

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from hf_scratch_transformer.files import reading
-from hf_scratch_transformer.tokenization import Family, check_unknown, train_tokenizer
+from hf_scratch_transformer.tokenization import Family, check_unknown, join_tokenizers, sides, train_tokenizer
 
 from .base_model import PATH, located
 from .recipe import Recipe, Source
@@ -22,7 +22,7 @@ from .sections import RecipeError
 from .sources import AGAIN, Columns, clean, numbered, read, views
 
 FAMILIES: dict[str, Family] = {"translation": "seq2seq", "causal_lm": "decoder", "masked_lm": "encoder"}
-Encode = Callable[[list[str]], list[list[int]]]  # token ids of each text
+Encode = Callable[[list[str], str], list[list[int]]]  # token ids of each text of a column
 COUNTS = ("rows", "bytes", "words")  # of a corpus, in their order
 BLOCK = 2**22  # entries of an array that are looked at together
 
@@ -44,18 +44,24 @@ def make_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
         return read_tokenizer(located(recipe.model[PATH]), f"no tokenizer.path is given, and model.{PATH}")
     columns, refused = tuple(recipe.data.columns), Counter[str]()
     are_pairs = recipe.objective == "translation"
-    chunks = (clean(chunk, columns, refused, not are_pairs) for chunk in read(recipe.data, "train"))
-    texts = (text for chunk in chunks for column in columns for text in chunk[column])
+
+    def chunks() -> Iterator[Columns]:
+        refused.clear()
+        return (clean(chunk, columns, refused, not are_pairs) for chunk in read(recipe.data, "train"))
+
+    train = partial(
+        train_tokenizer,
+        family=FAMILIES[recipe.objective],
+        algorithm=spec.algorithm,
+        vocab_size=spec.vocab_size,
+        min_frequency=spec.min_frequency,
+        lowercase=spec.lowercase,
+        add_prefix_space=spec.add_prefix_space,
+    )
     try:
-        return train_tokenizer(
-            texts,
-            family=FAMILIES[recipe.objective],
-            algorithm=spec.algorithm,
-            vocab_size=spec.vocab_size,
-            min_frequency=spec.min_frequency,
-            lowercase=spec.lowercase,
-            add_prefix_space=spec.add_prefix_space,
-        )
+        if not spec.separate_vocabs:
+            return train(text for chunk in chunks() for column in columns for text in chunk[column])
+        return join_tokenizers(*(train(text for chunk in chunks() for text in chunk[side]) for side in columns))
     except ValueError as error:
         left_out = f"; left out of data.splits.train: {describe(refused)}" if refused else ""
         raise RecipeError(f"tokenizer: {error}{left_out}") from error
@@ -228,7 +234,7 @@ def tokenise(recipe: Recipe, chunk: Columns, encode: Encode, keep_texts: bool = 
     refused: Counter = Counter()
     rows = len(chunk[names[0]])
     chunk = clean(chunk, names, refused, empty_allowed=not pairs)
-    encoded = {name: Sequences.of(encode(chunk[name])) for name in names}
+    encoded = {name: Sequences.of(encode(chunk[name], name)) for name in names}
     if pairs:
         longest = np.max([sequences.lengths for sequences in encoded.values()], axis=0)
         kept = np.flatnonzero(longest <= recipe.data.max_length)
@@ -326,6 +332,12 @@ def _regrouped(chunks: Iterator[Columns], size: int) -> Iterator[Columns]:
 def digest(content: bytes) -> str:
     """SHA-256"""
     return hashlib.sha256(content).hexdigest()
+
+
+def vocabularies(tokenizer: PreTrainedTokenizerFast) -> str:
+    """SHA-256 over what decides the tokens of texts, on both sides where each has its own."""
+    every = {id(side): side.backend_tokenizer.to_str() for side in sides(tokenizer)}
+    return digest("".join(every.values()).encode())
 
 
 def account(role: str, split: Corpus, usable: int, tokenizer: PreTrainedTokenizerFast) -> str:

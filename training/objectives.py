@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from hf_scratch_transformer.embedding import longest_output
+from hf_scratch_transformer.tokenization import sides
 
 from .batches import IGNORED, POOL, Draws, Key, bucket, mixed_rows, permuted, pool_rows
 from .corpus import Corpus
@@ -37,12 +38,15 @@ class Objective(ABC):
     def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> None:
         self.recipe, self.tokenizer = recipe, tokenizer
         # What a text is cut to, or filled up to, is for a model that has been trained.
-        tokenizer.backend_tokenizer.no_truncation()
-        tokenizer.backend_tokenizer.no_padding()
+        self.sides = dict(zip(("source", "target"), sides(tokenizer), strict=True))
+        for side in self.sides.values():
+            side.backend_tokenizer.no_truncation()
+            side.backend_tokenizer.no_padding()
 
-    def encode(self, texts: list[str]) -> list[list[int]]:
+    def encode(self, texts: list[str], column: str) -> list[list[int]]:
         """Token ids of each text, special tokens included; several threads may ask at once."""
-        return [encoding.ids for encoding in self.tokenizer.backend_tokenizer.encode_batch_fast(texts)]
+        backend = self.sides.get(column, self.tokenizer).backend_tokenizer
+        return [encoding.ids for encoding in backend.encode_batch_fast(texts)]
 
     @abstractmethod
     def plan(self, corpus: Corpus, key: Key | None, pool: int = 0) -> list[np.ndarray]:
@@ -283,8 +287,8 @@ class CausalLM(_Windows):
     ahead = 1
     targets = "shift_labels"
 
-    def encode(self, texts: list[str]) -> list[list[int]]:
-        ids = super().encode(texts)
+    def encode(self, texts: list[str], column: str) -> list[list[int]]:
+        ids = super().encode(texts, column)
         # One row that is the whole text has no end to learn.
         whole = self.recipe.data.sample_by == "document" and len(texts) == 1
         if not whole and self.tokenizer.eos_token_id is not None:

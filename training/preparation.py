@@ -27,6 +27,7 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
 from hf_scratch_transformer.files import remove, replacing, sha256, write_text
+from hf_scratch_transformer.tokenization import sides
 
 from . import corpus, sources
 from .base_model import PATH
@@ -49,8 +50,7 @@ def prepared(recipe: Recipe, objective: Objective, say: Callable[[str], object])
 
     Raises RecipeError as `corpus.check_rows`, and when the split cannot be read or the cache not written.
     """
-    backend, end = objective.tokenizer.backend_tokenizer, objective.tokenizer.eos_token_id
-    kind = {"tokenizer": corpus.digest(backend.to_str().encode()), "end": end}
+    kind = {"tokenizer": corpus.vocabularies(objective.tokenizer), "end": objective.tokenizer.eos_token_id}
     if recipe.objective == "translation":
         kind["max_length"] = recipe.data.max_length
     with _kept(recipe, "tokens", kind) as folder:
@@ -192,7 +192,8 @@ def _write(folder: Path, recipe: Recipe, objective: Objective) -> None:
     unfinished = folder.with_suffix(".partial")
     unfinished.mkdir(exist_ok=True)
     names = [f"{column}.{each}" for column in recipe.data.columns for each in ("tokens", "uint32")]
-    dtypes = {"tokens": "uint16" if len(objective.tokenizer) <= 2**16 else "uint32", "lengths": "uint32"}
+    most = max(map(len, sides(objective.tokenizer)))
+    dtypes = {"tokens": "uint16" if most <= 2**16 else "uint32", "lengths": "uint32"}
     done = _progress(unfinished)
     chunks = islice(sources.numbered(recipe.data, "train"), done.chunks, None)
     done.stretches += [Stretch(0, 0)] * (len(sources.views(recipe.data)) - len(done.stretches))

@@ -106,6 +106,10 @@ class Tokenizer(Section):
     add_prefix_space: bool = Field(
         False, description="of byte_bpe: the first word of a text is the token that it is elsewhere, behind a space"
     )
+    separate_vocabs: bool = Field(
+        False,
+        description="of a translator: a vocabulary for each side, each trained on its column, no shared embeddings",
+    )
 
 
 class Optimisation(Section):
@@ -511,6 +515,15 @@ def _model(recipe: Recipe) -> Iterator[str]:
     fields = {key: value for key, value in recipe.model.items() if key in known}
     tokenizer = getattr(recipe, "tokenizer", Tokenizer())
     defaults = {"vocab_size": getattr(tokenizer, "vocab_size", Tokenizer().vocab_size)}
+    if getattr(tokenizer, "separate_vocabs", False):
+        if "decoder_vocab_size" not in known:
+            what = recipe.model.get("model_type", recipe.model.get(PATH))
+            yield f"tokenizer.separate_vocabs: {what} has one vocabulary; those of scratch_seq2seq may be two"
+            return
+        if fields.get("share_encoder_decoder_embeddings"):
+            yield "model.share_encoder_decoder_embeddings: must be false with tokenizer.separate_vocabs, got true"
+            return
+        defaults |= {"decoder_vocab_size": defaults["vocab_size"], "share_encoder_decoder_embeddings": False}
     while True:
         try:
             config = build_config(fields, defaults)

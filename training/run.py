@@ -30,7 +30,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from hf_scratch_transformer.files import replacing, write_text
-from hf_scratch_transformer.tokenization import check_tokenizer, config_fields
+from hf_scratch_transformer.tokenization import check_tokenizer, config_fields, sides
 
 from . import checkpoints, corpus, folder, metrics, preparation, sharding, sources
 from .base_model import PATH, fingerprint, open_base
@@ -346,7 +346,7 @@ def prepare(recipe: Recipe, accelerator: Accelerator, where: Path, started: floa
         log=metrics.Log(where / "metrics.jsonl"),
         identity={
             "recipe": recipe.identity(),
-            "tokenizer": corpus.digest(objective.tokenizer.backend_tokenizer.to_str().encode()),
+            "tokenizer": corpus.vocabularies(objective.tokenizer),
             "corpus": train.fingerprint,
             **base,
         },
@@ -371,7 +371,8 @@ def build_model(recipe: Recipe, accelerator: Accelerator, objective: Objective) 
             model = open_base(base, config, objective.auto_model)
             if len(tokenizer) > config.vocab_size:
                 model.resize_token_embeddings(len(tokenizer))
-        check_tokenizer(tokenizer, model.config)
+        for side, name in zip(sides(tokenizer), (False, True), strict=True):
+            check_tokenizer(side, model.config, target=name)
     except Exception as error:  # of sizes that are not to be had, and whatever a native class makes of its fields
         raise RecipeError(f"model{'' if base is None else f'.{PATH}'}, tokenizer: {reason(error)}") from error
     if slow_fused:

@@ -10,6 +10,7 @@ from transformers import GenerationConfig, PreTrainedConfig
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from hf_scratch_transformer import ScratchConfig
+from hf_scratch_transformer.embedding import check_ids
 from hf_scratch_transformer.files import reading
 from hf_scratch_transformer.insight.plot import open_model
 from hf_scratch_transformer.insight.presets import read_config
@@ -47,9 +48,11 @@ def score(words: Sequence[str]) -> None:
     split = corpus.load(recipe, "test", objective.encode, keep_texts=True)
     if objective.end(split) < 1:
         raise RecipeError("data.splits.test: too short for a single prediction")
-    largest = max(int(column.tokens.max(initial=0)) for column in split.columns.values())
-    if largest >= (rows := model.get_input_embeddings().num_embeddings):
-        raise RecipeError(f"{source}: its tokenizer gives token {largest}, and its table has {rows} rows")
+    for name, column in split.columns.items():
+        try:
+            check_ids(model, [[int(column.tokens.max(initial=0))]], target=name == "target")
+        except ValueError as error:
+            raise RecipeError(f"{source}: {error}") from error
     if accelerator.is_main_process:
         print(corpus.account("test", split, objective.examples(split), tokenizer), file=sys.stderr)
     session = Session(recipe=recipe, accelerator=accelerator, objective=objective)

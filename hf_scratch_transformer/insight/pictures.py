@@ -41,6 +41,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..embedding import check_ids, longest_output, most_positions
 from ..files import reading, replacing
 from ..layers_scratch import RotaryPositions, SinusoidalPositions
+from ..tokenization import sides
 from .records import RISING
 from .records import read_metrics as read_metrics
 from .sizes import parts
@@ -212,10 +213,10 @@ def attention_weights(
         raise ValueError(f"target: {name} was loaded without the head that writes one; give it, or load the head")
     outputs = model(**inputs, decoder_input_ids=read, output_attentions=True)
     if of == "decoder":
-        target_tokens = readable(tokenizer, read[0])
+        target_tokens = readable(sides(tokenizer)[1], read[0])
         weights = _stacked(outputs.decoder_attentions, name)
         return Attention(weights, target_tokens, target_tokens, "decoder self-attention", name)
-    target_tokens = readable(tokenizer, written[0])
+    target_tokens = readable(sides(tokenizer)[1], written[0])
     return Attention(_stacked(outputs.cross_attentions, name), target_tokens, source, "cross-attention", name)
 
 
@@ -549,7 +550,7 @@ def encode(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str
         raise ValueError(f"{role}={text!r} has no tokens")
     if length > limit:
         raise ValueError(f"{role} has {length} tokens, more than max_position_embeddings={limit} of the model")
-    check_ids(model, inputs["input_ids"].tolist())
+    check_ids(model, inputs["input_ids"].tolist(), target=role == "text_target")
     return inputs.to(model.device)
 
 
