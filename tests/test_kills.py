@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -119,12 +120,42 @@ def test_a_run_is_killed_in_each_of_its_phases(tmp_path):
     assert done.returncode == 0 and done.stdout.count(f"{KILLS} kills") == 5
 
 
-def start(launcher: str, recipe: Path, output: Path, *words: str) -> subprocess.Popen[str]:
+def start(launcher: str, recipe: Path, output: Path, *words: str, options: Sequence[str] = ()) -> subprocess.Popen[str]:
     """A run of two processes."""
-    command = [sys.executable, "-m", *LAUNCHERS[launcher], "-m", "training", str(recipe), "--output_dir", str(output)]
+    command = [sys.executable, "-m", *LAUNCHERS[launcher], *options, "-m", "training"]
+    command += [str(recipe), "--output_dir", str(output)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     log = open(output.with_suffix(".log"), "a", encoding="utf-8")  # noqa: SIM115
     return subprocess.Popen([*command, *words], cwd=ROOT, env=environment, stdout=log, stderr=log, text=True)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_one_of_two_is_killed_and_the_launcher_starts_them_again(launcher, recipe, tmp_path):
+    """Told once, by a command that replaces what is there: the run comes back by itself, every time."""
+    draw, whole, output = random.Random(1), tmp_path / "whole", tmp_path / "run"
+    assert start(launcher, recipe, whole).wait() == 0
+    dashes = (lambda name: name) if launcher == "torchrun" else (lambda name: name.replace("-", "_"))
+    options = [f"--{dashes('max-restarts')}", str(KILLS), f"--{dashes('monitor-interval')}", "0.1"]
+    assert start(launcher, recipe, output, "--optimisation.max_steps", "5").wait() == 0  # to be replaced
+    process = start(launcher, recipe, output, "--overwrite", options=options)
+    killed: set[int] = set()
+    for number in range(KILLS):
+        while len(workers := [each for each in family(process)[1:] if each.pid not in killed]) < 2:
+            assert process.poll() is None, output.with_suffix(".log").read_text(encoding="utf-8")[-4000:]
+            time.sleep(0.05)
+        killed |= {each.pid for each in workers}
+        if number % 4 != 3:  # the fourth dies while it starts
+            wait_until_it_trains(process, output)
+        time.sleep(draw.uniform(0, 0.4 if number % 4 != 3 else 6))
+        workers[number % 2].kill()
+        gone, left = psutil.wait_procs(workers, timeout=120)
+        assert not left, "the other one stayed"
+    assert process.wait() == 0, output.with_suffix(".log").read_text(encoding="utf-8")[-4000:]
+    one, other = (
+        hashlib.sha256((folder / "model" / "model.safetensors").read_bytes()).hexdigest() for folder in (whole, output)
+    )
+    assert one == other and tiny_runs.losses(whole) == tiny_runs.losses(output)
+    assert output.with_suffix(".log").read_text(encoding="utf-8").count("resuming ") >= KILLS * 3 // 4
 
 
 def family(process: subprocess.Popen[str]) -> list[psutil.Process]:

@@ -32,7 +32,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from hf_scratch_transformer.files import replacing, write_text
 from hf_scratch_transformer.tokenization import check_tokenizer, config_fields, sides
 
-from . import checkpoints, corpus, folder, metrics, preparation, sharding, sources
+from . import checkpoints, corpus, folder, launcher, metrics, preparation, sharding, sources
 from .base_model import PATH, fingerprint, open_base
 from .objectives import OBJECTIVES, Objective
 from .optimisation import autocasts, optimizers
@@ -218,6 +218,7 @@ def open_accelerator(recipe: Recipe) -> Accelerator:
             cpu=device.type == "cpu",  # else several processes on a CPU would not find each other
             mixed_precision="bf16" if bf16 else "no",
             log_with=list(recipe.trackers) or None,
+            kwargs_handlers=[launcher.meeting()],
             project_config=ProjectConfiguration(logging_dir=os.path.join(recipe.output_dir, "tensorboard")),
         )
 
@@ -231,6 +232,9 @@ def open_run(recipe: Recipe, accelerator: Accelerator, source: Path) -> Run:
     """
     started = time.monotonic()
     where = Path(recipe.output_dir)
+    # Whatever it was told to make of an earlier run: this one would be its victim.
+    if broadcast_object_list([launcher.has_written(where / "recipe.yaml")])[0]:
+        recipe = recipe.model_copy(update={"resume": True, "overwrite": False})
     if accelerator.is_main_process:
         paths: list[str | Path] = [
             recipe.data.path,
