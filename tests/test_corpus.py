@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
@@ -33,7 +34,7 @@ def all_rows(chunks):
     return joined
 
 
-def characters(texts):
+def characters(texts, _):
     return [[ord(letter) for letter in text] for text in texts]
 
 
@@ -158,6 +159,31 @@ def test_what_is_left_out_of_each_part_of_a_stream_is_said_once(tmp_path):
     parts = Parts(recipe, characters, lambda part: len(part.columns["text"].tokens), said.append)
     assert [part.number for epoch in range(2) for part in parts(epoch, 0)] == [0, 1, 2, 0, 1, 2]
     assert said == ["part 1 of the stream: left out 1 broken UTF-8"]
+
+
+@pytest.mark.parametrize("is_hub", [False, True])
+def test_the_shards_of_a_stream_come_in_another_order_each_epoch(is_hub, tmp_path, monkeypatch):
+    """A pass in the order of the names repeats what is alike in neighbours, and always ends with the same."""
+    words = ["--data.streaming", "--data.part_rows=4", "--data.splits.train=shards/*.txt"]
+    recipe = resolved(tmp_path, *words, objective="causal_lm")
+    (tmp_path / "corpus/shards").mkdir()
+    for shard in range(6):
+        (tmp_path / f"corpus/shards/{shard}.txt").write_text(f"{shard}\n" * 4)
+    if is_hub:
+        recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"path": "NAME/CORPUS"})})
+        files = [str(file) for file in sorted((tmp_path / "corpus/shards").iterdir())]
+        stream = datasets.load_dataset("text", data_files=files, split="train", streaming=True)
+        monkeypatch.setattr(sources, "load_dataset", lambda *_, **__: stream)
+    parts = Parts(recipe, characters, lambda part: len(part.columns["text"].tokens), print)
+
+    def order(epoch, first=0):
+        return ["".join(map(chr, part.corpus.columns["text"].tokens)) for part in parts(epoch, first)]
+
+    passes = [order(epoch) for epoch in range(4)]
+    assert all(sorted("".join(each)) == sorted("012345" * 4) for each in passes) and len({*map(tuple, passes)}) == 4
+    if not is_hub:  # `datasets` reads several at once
+        assert all(sorted(each) == [str(shard) * 4 for shard in range(6)] for each in passes)
+    assert order(2) == passes[2] and order(3, 4) == passes[3][4:]
 
 
 @pytest.mark.parametrize(
@@ -335,9 +361,9 @@ def test_the_next_part_of_a_stream_is_made_while_one_is_used(tmp_path):
     recipe = resolved(tmp_path, "--data.streaming", "--data.part_rows=20", objective="causal_lm")
     made = threading.Semaphore(0)
 
-    def noted(texts):
+    def noted(texts, column):
         made.release()
-        return characters(texts)
+        return characters(texts, column)
 
     parts = Parts(recipe, noted, lambda part: len(part.columns["text"].tokens), print)
     assert made.acquire(timeout=20), "the first, to see that there is something"

@@ -113,7 +113,7 @@ def test_a_preparation_that_is_killed_goes_on(tmp_path, cache, monkeypatch):
         file.write(b"what was written after the last record")
     monkeypatch.setattr(preparation, "_record", honest)
     encode = opener.encode
-    monkeypatch.setattr(opener, "encode", lambda texts: seen.extend(texts) or encode(texts))
+    monkeypatch.setattr(opener, "encode", lambda texts, column: seen.extend(texts) or encode(texts, column))
     assert preparation.prepared(recipe, opener, print).fingerprint == expected.fingerprint
     assert len(seen) == 2 * (60 - 4 * 7) and not list(cache.glob("*.partial"))
 
@@ -209,7 +209,7 @@ def test_tokens_are_those_that_transformers_gives(objective, tmp_path, cache):
     tokenizer.backend_tokenizer.enable_truncation(4)
     tokenizer.backend_tokenizer.enable_padding(length=9)
     end = [tokenizer.eos_token_id] if objective == "causal_lm" else []
-    assert OBJECTIVES[objective](recipe, tokenizer).encode(texts) == [ids + end for ids in expected]
+    assert OBJECTIVES[objective](recipe, tokenizer).encode(texts, "text") == [ids + end for ids in expected]
 
 
 def test_files_by_patterns_numbers_and_folders_are_the_rows_of_one(tmp_path):

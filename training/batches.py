@@ -14,6 +14,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 Key = tuple[int, ...]  # what random numbers depend on
+# First number of each family of random draws, after the seed: families never share a generator.
+ORDER, CONTENT, DROPOUT, EVALUATION, SHARDS = range(5)
 IGNORED = -100  # label of a position without a target
 POOL = 2**20  # rows of a pass, windows or pairs, that are put in order together
 ROUNDS = 6  # of the network that numbers more of them

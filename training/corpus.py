@@ -17,6 +17,7 @@ from hf_scratch_transformer.files import reading
 from hf_scratch_transformer.tokenization import Family, check_unknown, join_tokenizers, sides, train_tokenizer
 
 from .base_model import PATH, located
+from .batches import SHARDS
 from .recipe import Recipe, Source
 from .sections import RecipeError
 from .sources import AGAIN, Columns, clean, numbered, read, views
@@ -276,7 +277,7 @@ class Parts:
         self.recipe, self.encode, self.end, self.say, self.pools = recipe, encode, end, say, pools
         self.told: set[int] = set()  # parts
         if recipe.data.streaming:
-            self.first = next((part.corpus for part in self._stream(0)), Corpus({}))
+            self.first = next((part.corpus for part in self._stream(0, 0)), Corpus({}))
         else:
             self.first = load(recipe, "train", encode) if whole is None else whole()
         if not self.first.columns or end(self.first) < 1:
@@ -285,12 +286,13 @@ class Parts:
     def __call__(self, epoch: int, first: int) -> Iterator[Part]:
         """The parts of an epoch from number `first` on."""
         if self.recipe.data.streaming:
-            return _ahead(self._stream(first))
+            return _ahead(self._stream(epoch, first))
         return (Part(pool, self.first, pool) for pool in range(first, self.pools(self.first)))
 
-    def _stream(self, first: int) -> Iterator[Part]:
-        size = self.recipe.data.part_rows
-        chunks = _regrouped(read(self.recipe.data, "train", skip=first * size), size)
+    def _stream(self, epoch: int, first: int) -> Iterator[Part]:
+        """Shards in an order that is drawn for each epoch; what is in a part changes places when batches are made."""
+        size, key = self.recipe.data.part_rows, (self.recipe.seed, SHARDS, epoch)
+        chunks = _regrouped(read(self.recipe.data, "train", skip=first * size, key=key), size)
         for number, rows in enumerate(chunks, start=first):
             try:
                 part = tokenised(self.recipe, "train", [(0, rows)], self.encode, keep_texts=False)

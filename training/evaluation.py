@@ -16,10 +16,10 @@ from hf_scratch_transformer.files import write_text
 from hf_scratch_transformer.insight.records import RISING
 
 from . import metrics
-from .batches import Batches
+from .batches import EVALUATION, Batches
 from .corpus import Corpus
 from .objectives import Translation
-from .run import EVALUATION, Interrupted, Run, Session
+from .run import Interrupted, Run, Session
 from .sections import RecipeError
 from .sources import GROUP
 

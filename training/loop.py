@@ -17,12 +17,12 @@ import numpy as np
 import torch
 
 from . import evaluation, launcher, sharding
-from .batches import Batches
+from .batches import CONTENT, DROPOUT, ORDER, Batches
 from .metrics import ProgressBar, used_memory
 from .objectives import Batch
 from .optimisation import lr_factor, set_lr
 from .recipe import Checkpoints, Evaluation
-from .run import CONTENT, DROPOUT, ORDER, Interrupted, Run, TrainingError, check_weights, save
+from .run import Interrupted, Run, TrainingError, check_weights, save
 
 TIMED = 10  # steps, from which the time of all is told
 LONG = 10  # minutes

@@ -39,9 +39,6 @@ from .optimisation import autocasts, optimizers
 from .recipe import ADJUSTABLE, Recipe, default, dump
 from .sections import RecipeError, reason
 
-# First number of each family of random draws, after the seed: families never share a generator.
-ORDER, CONTENT, DROPOUT, EVALUATION = range(4)
-
 
 class TrainingError(RuntimeError):
     """A run that cannot go on. The message is meant for the terminal, without a traceback."""

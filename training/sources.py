@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from datasets import Dataset, IterableDataset, load_dataset
 
+from .batches import Key
 from .recipe import Data
 from .sections import RecipeError, reason
 
@@ -36,19 +37,27 @@ codecs.register_error(__name__, lambda error: (UNDECODABLE, error.end))  # type:
 Columns = dict[str, list[Any]]
 
 
-def read(data: Data, role: str, group_by: Iterable[str] = (), skip: int = 0) -> Iterator[Columns]:
+def read(
+    data: Data, role: str, group_by: Iterable[str] = (), skip: int = 0, key: Key | None = None
+) -> Iterator[Columns]:
     """Chunks of rows of one split, as {name the objective uses: values}; columns to group by come with `GROUP` before.
+
+    Args:
+        skip: so many rows at the beginning.
+        key: of the order of its shards; none for that of their names.
 
     Raises RecipeError when the split, a file or a column is not there.
     """
-    return (chunk for _, chunk in numbered(data, role, group_by, skip))
+    return (chunk for _, chunk in numbered(data, role, group_by, skip, key))
 
 
-def numbered(data: Data, role: str, group_by: Iterable[str] = (), skip: int = 0) -> Iterator[tuple[int, Columns]]:
+def numbered(
+    data: Data, role: str, group_by: Iterable[str] = (), skip: int = 0, key: Key | None = None
+) -> Iterator[tuple[int, Columns]]:
     """The same, each chunk with the number of its source."""
     seen = _Seen()
     for number, each in enumerate(views(data, role)):
-        for chunk in _read(each, role, group_by, skip):
+        for chunk in _read(each, role, group_by, skip, key):
             if data.deduplicate and role == "train":
                 seen.mark(chunk)
             yield number, chunk
@@ -61,14 +70,14 @@ def views(data: Data, role: str = "train") -> list[Data]:
     return [data.model_copy(update=one | other) for one, other in zip(each, splits, strict=False)] or [data]
 
 
-def _read(data: Data, role: str, group_by: Iterable[str], skip: int) -> Iterator[Columns]:
+def _read(data: Data, role: str, group_by: Iterable[str], skip: int, key: Key | None) -> Iterator[Columns]:
     source = _find(data, role)
     if source.is_cut:
-        chunks = source.rows(skip)
+        chunks = source.rows(skip, key)
     elif data.streaming and role == "train":
         raise RecipeError(f"data.splits.{role}: a part of a split needs its length, which a stream does not know")
     else:
-        chunks = _part(source.rows(0), source.part, role)
+        chunks = _part(source.rows(0, None), source.part, role)
     wanted = data.columns | {GROUP + column: (column,) for column in group_by}
     for chunk in chunks:
         found = {name: next((c for c in names if c in chunk), None) for name, names in wanted.items()}
@@ -138,9 +147,10 @@ def content(data: Data, role: str, digest: Callable[[Path], str]) -> list[str] |
 
 
 class _Source(NamedTuple):
-    """Where the rows of a split are: those from a number on, and which files or splits of the Hub hold them."""
+    """Where the rows of a split are: those from a number on, with its shards in some order, and which files or splits
+    of the Hub hold them."""
 
-    rows: Callable[[int], Iterator[Columns]]
+    rows: Callable[[int, Key | None], Iterator[Columns]]
     texts: frozenset[str]
     part: tuple[float, float] = (0, math.inf)  # of them
     is_cut: bool = True  # whether `rows` are those of the part already
@@ -240,8 +250,11 @@ def _kind(file: Path) -> tuple[str, bool]:
     return BUILDERS.get(_suffix(file), "text"), _suffix(file) == "tsv"
 
 
-def _local(files: Mapping[str, Sequence[Path]], data: Data, skip: int) -> Iterator[Columns]:
+def _local(files: Mapping[str, Sequence[Path]], data: Data, skip: int, key: Key | None) -> Iterator[Columns]:
     """Rows of files with all columns, or of parallel text files read line by line."""
+    if key is not None:
+        order = np.random.default_rng(key).permutation(len(next(iter(files.values()))))
+        files = {column: [some[number] for number in order] for column, some in files.items()}
     if "" in files:
         yield from _stream(_kind(files[""][0]), files[""], data.sample_by, skip)
         return
@@ -294,8 +307,10 @@ def _hub(data: Data, split: str, role: str) -> Dataset | IterableDataset:
         raise RecipeError(f"data.path: {said}") from error
 
 
-def _hub_rows(dataset: Callable[[], Dataset | IterableDataset], skip: int) -> Iterator[Columns]:
+def _hub_rows(dataset: Callable[[], Dataset | IterableDataset], skip: int, key: Key | None) -> Iterator[Columns]:
     whole = dataset()
+    if key is not None and isinstance(whole, IterableDataset):  # its shards; the rows of a part change places later
+        whole = whole.shuffle(seed=int(np.random.default_rng(key).integers(2**31)), buffer_size=1)
     rest = whole.skip(skip) if isinstance(whole, IterableDataset) else whole.select(range(skip, len(whole)))
     yield from _chunks(rest)
 
