@@ -378,6 +378,14 @@ def test_a_long_run_says_so_when_it_has_begun(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(loop, "LONG", 0)
     assert tiny_runs.run(recipe, tmp_path / "long") == 0
     assert "1 steps to go, about 0 minutes on this machine; Ctrl-C saves" in capsys.readouterr().err
+    # From then on it says how much of the hardware it uses; the run is the same.
+    lines = [line for line in tiny_runs.metrics.read(tmp_path / "long/metrics.jsonl") if line["event"] == "train"]
+    assert ["mfu" in line for line in lines] == [False] * 10 + [True] * 2 and all(
+        0 < each["mfu"] < 1 for each in lines[10:]
+    )
+    assert tiny_runs.losses(tmp_path / "long") == tiny_runs.losses(tmp_path / "short")
+    one, other = (tiny_runs.weights(tmp_path / name) for name in ("short", "long"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_two_processes_give_the_losses_of_one(tmp_path):

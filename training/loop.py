@@ -21,7 +21,9 @@ from .batches import CONTENT, DROPOUT, ORDER, Batches
 from .metrics import ProgressBar, used_memory
 from .objectives import Batch
 from .optimisation import lr_factor, set_lr
+from .publication import target_flops
 from .recipe import Checkpoints, Evaluation
+from .roofline import best_rate
 from .run import Interrupted, Run, TrainingError, check_weights, save
 
 TIMED = 10  # steps, from which the time of all is told
@@ -224,6 +226,8 @@ def _log_training(run: Run, bar: ProgressBar, norm: float) -> None:
         "gradient_norm": norm,
         "memory_mb": round(used_memory(run.accelerator.device)),
     }
+    if run.mfu:
+        values["mfu"] = round(run.mfu * values["tokens_per_second"], 4)
     if smoothing := run.recipe.optimisation.label_smoothing:  # of which evaluations have none
         values["label_smoothing"] = smoothing
     if run.is_main:
@@ -244,11 +248,15 @@ def _log_evaluation(run: Run, bar: ProgressBar, values: dict[str, Any]) -> None:
 
 
 def _announce_time(run: Run, bar: ProgressBar, seconds: float) -> None:
-    """How long the rest will take at so many seconds a step, where that is worth a line."""
-    left = run.recipe.optimisation.max_steps - run.state.step
+    """How long the rest will take at so many seconds a step, where that is worth a line; from then on the log says how
+    much of the hardware is used (MFU, model FLOPs utilisation: Chowdhery et al. 2022), as far as it is known."""
+    spec, accelerator = run.recipe.optimisation, run.accelerator
+    left = spec.max_steps - run.state.step
     minutes = seconds * left / 60
     if run.is_main and minutes >= LONG:
         bar.say(f"{left:,} steps to go, about {minutes:,.0f} minutes on this machine; Ctrl-C saves, --resume goes on")
+        best = best_rate(accelerator.device, spec.precision, accelerator.mixed_precision)
+        run.mfu = (target_flops(run) or 0.0) / best / accelerator.num_processes
 
 
 def _progress_bar(run: Run) -> ProgressBar:

@@ -16,7 +16,7 @@ from . import evaluation, loop
 from .metrics import used_memory
 from .publication import target_flops
 from .recipe import parse
-from .roofline import roofline
+from .roofline import best_rate
 from .run import Run, open_accelerator, prepare, saved_tensors
 from .sections import RecipeError
 
@@ -66,21 +66,13 @@ def measured(run: Run, minutes: float | None = None) -> dict[str, str]:
     if flops is not None:
         total = flops * targets * spec.max_steps
         rate = flops * targets / step
-        share = f"{rate / _best(run):.0%} of what large matrices reach"
+        best = best_rate(run.accelerator.device, spec.precision, run.accelerator.mixed_precision)
+        share = f"{rate / best / run.accelerator.num_processes:.0%} of what large matrices reach"
         report["operations"] = f"{total:.2e} in all, {rate / 1e9:,.1f} billion a second, {share}"
     if minutes is not None:
         fitting = int(60 * minutes / (step + (each / every if every else 0.0)))
         report[f"in {minutes:g} minutes"] = f"--optimisation.max_steps {fitting}"
     return report
-
-
-def _best(run: Run) -> float:
-    """FLOP/s of products of large matrices in the run's precision, measured; of a GPU's bf16 by its data sheet."""
-    best = roofline(run.accelerator.device)
-    rates: dict[str, float] = best["matmul"]
-    if run.accelerator.mixed_precision == "bf16":
-        return float(best["sheet_bf16"] or rates["bf16"])
-    return rates.get(run.recipe.optimisation.precision, rates["fp32"])
 
 
 def _limited(words: Sequence[str]) -> tuple[list[str], float | None]:

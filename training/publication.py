@@ -117,7 +117,7 @@ def target_flops(run: Run) -> float | None:
         return None
     objective, model = run.objective, run.unwrapped_model
     plan = objective.plan(run.validation, None)
-    flops = targets = 0
+    flops, targets, was_training = 0, 0, model.training
     model.train()
     for index in np.linspace(0, len(plan) - 1, min(COUNTED, len(plan))).astype(int):
         draws = Draws((index,), np.arange(len(plan[index])))
@@ -130,7 +130,7 @@ def target_flops(run: Run) -> float | None:
 
         flops += count_flops(step, model.device.type)
     model.zero_grad()
-    model.eval()
+    model.train(was_training)
     return flops / max(targets, 1)
 
 

@@ -66,6 +66,15 @@ def roofline(device: torch.device) -> dict[str, Any]:
     return {"matmul": rates, "bandwidth": bandwidth, "sheet_bf16": sheet}
 
 
+def best_rate(device: torch.device, precision: str, mixed_precision: str) -> float:
+    """FLOP/s of products of large matrices in a run's precision, measured; of a GPU's bf16 by its data sheet."""
+    best = roofline(device)
+    rates: dict[str, float] = best["matmul"]
+    if mixed_precision == "bf16":
+        return float(best["sheet_bf16"] or rates["bf16"])
+    return rates.get(precision, rates["fp32"])
+
+
 @contextmanager
 def matmul_precision(precision: str) -> Iterator[None]:
     """Within it, single-precision matrices are multiplied in TF32 units, or are not."""

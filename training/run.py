@@ -130,6 +130,7 @@ class Run(Session):
     loss_sum: torch.Tensor = field(init=False)  # nats of this process since the last line of the log
     started: float = field(default_factory=time.monotonic)
     last_drawn: float = field(default_factory=time.monotonic)
+    mfu: float = 0.0  # of one target a second: the share of what the devices do at best; 0 where it is not known
     data_seconds: float = 0.0  # that this process has waited for batches since the last line of the log
 
     def __post_init__(self) -> None:
