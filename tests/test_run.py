@@ -1,6 +1,7 @@
 """A run: its folder, its set-up, its state through a checkpoint and back, and the weights it ends with."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -59,6 +60,18 @@ def test_importing_training_runs_no_command_line_and_draws_no_picture():
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="oneDNN is not there")
+@pytest.mark.skipif(sys.platform != "linux", reason="libgomp's")
+@pytest.mark.parametrize(
+    ("given", "spins"), [({}, "3000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "PASSIVE"}, "0")]
+)
+def test_threads_wait_for_each_other_without_taking_a_busy_machine(given, spins):
+    environment = {name: value for name, value in os.environ.items() if "SPINCOUNT" not in name and "WAIT" not in name}
+    command = [sys.executable, "-c", "import training, torch"]
+    environment |= given | {"OMP_DISPLAY_ENV": "VERBOSE"}
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert f"GOMP_SPINCOUNT = '{spins}'" in done.stderr
+
+
 def test_the_programs_that_onednn_keeps_are_few(recipe):
     """Or memory grows with every shape: 1.2 GB after 1,500 products of 500 shapes, now 0.4."""
     command = [sys.executable, "-c", SHAPES, str(recipe)]
