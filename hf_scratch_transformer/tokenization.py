@@ -37,6 +37,9 @@ from transformers.tokenization_utils_base import LARGE_INTEGER
 
 from .tokenization_scratch import ScratchTranslationTokenizer
 
+# What byte_bpe takes for words, as GPT-2 does (Radford et al. 2019), but that marks belong to the letters they stand
+# on: the vowels of Arabic and of the scripts of India, or accents apart, would each part a word.
+WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}[\p{L}\p{M}]*| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LONGEST_WORD = 1000  # bytes, for the trainer of byte_bpe
 # Tokens: trainers set memory for all of them aside at once, and end the process where it is not there.
 LARGEST_VOCABULARY = 2**24
@@ -211,9 +214,11 @@ def _pipeline(
     cleaning: list[normalizers.Normalizer] = []
     if algorithm == "byte_bpe":
         tokenizer = Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
+        bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(WORDS), "isolated"), bytes_])
         tokenizer.decoder = decoders.ByteLevel()
         if add_prefix_space:  # it would come back from the ids
+            cleaning += [normalizers.Replace(Regex(r"\A "), ""), normalizers.Prepend(" ")]
             tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
     elif algorithm == "char":
         tokenizer = Tokenizer(models.WordLevel(unk_token=unk_token))

@@ -98,7 +98,7 @@ def _settle(run: Run, bar: ProgressBar, stop: int) -> bool:
     if is_due or stop:
         save(run, score, by_signal=not is_due)
     if stop:
-        raise Interrupted(stop)
+        raise Interrupted(stop, f"; step {state.step} is saved, --resume goes on")
     return over
 
 

@@ -1,6 +1,7 @@
 """What a run reports: lines of JSON, a bar on the terminal, scores of translations, a picture of the curves."""
 
 import json
+import math
 import os
 import re
 import shutil
@@ -59,6 +60,7 @@ class ProgressBar:
             dynamic_ncols=True,
             # Into a file, a line every half minute is enough.
             mininterval=0.1 if sys.stderr.isatty() else 30.0,
+            maxinterval=10.0 if sys.stderr.isatty() else math.inf,  # after which it would print the same again
             bar_format="{percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt} steps, {remaining} left{postfix}",
         )
 

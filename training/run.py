@@ -47,8 +47,8 @@ class TrainingError(RuntimeError):
 class Interrupted(Exception):
     """The run was asked to stop by a signal."""
 
-    def __init__(self, number: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(number).name}")
+    def __init__(self, number: int, what_is_left: str = "") -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}{what_is_left}")
         self.number = number
 
 
@@ -366,6 +366,9 @@ def build_model(recipe: Recipe, accelerator: Accelerator, objective: Objective) 
     set_seed(recipe.seed)
     # On a CPU, torch's fused attention goes backward in bf16 some twenty times slower than the formula written out.
     slow_fused = accelerator.device.type == "cpu" and accelerator.mixed_precision == "bf16"
+    if objective.auto_model._model_mapping.get(type(config), None) is None:
+        ours = f"scratch_{corpus.FAMILIES[recipe.objective]}"
+        raise RecipeError(f"model: {config.model_type} is not for {recipe.objective}; {ours} is")
     try:
         if base is None:
             model = objective.auto_model.from_config(config)

@@ -68,6 +68,8 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], list[str]]:
 
     Raises RecipeError when the file holds none.
     """
+    if not path.exists():
+        raise RecipeError(f"{path}: there is no such recipe")
     try:
         loader = _Loader(path.read_text(encoding="utf-8"))
         tree = loader.get_single_data()

@@ -98,7 +98,8 @@ def read_config(source: str | os.PathLike[str]) -> PreTrainedConfig:
     path = Path(name)
     if path.is_dir():
         if not (path / CONFIG_NAME).is_file():
-            raise ValueError(f"{path}: no {CONFIG_NAME} in this folder; give the folder of a checkpoint")
+            model = path / "model" if (path / "model" / CONFIG_NAME).is_file() else "the folder of a checkpoint"
+            raise ValueError(f"{path}: no {CONFIG_NAME} in this folder; give {model}")
         path = path / CONFIG_NAME
     if path.is_file():
         return _read_file(path)
