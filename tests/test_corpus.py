@@ -357,6 +357,17 @@ def test_files_of_a_folder_that_are_not_read_are_named(tmp_path, capsys):
     assert "left out, for no ending of a text: README, cover.png, notes.md and 1 more" in said and "hidden" not in said
 
 
+def test_what_lies_beside_a_split_that_is_not_there_is_named(tmp_path, capsys):
+    recipe = tiny_runs.write_recipe(tmp_path)
+    (tmp_path / "corpus/train.de").rename(tmp_path / "corpus/train.fr")
+    assert tiny_runs.run(recipe, tmp_path / "run") == 2
+    assert f"{tmp_path}/corpus holds no train, though train.en, train.fr" in capsys.readouterr().err
+    # A column is the corpus's matter, not the tokenizer's.
+    causal = tiny_runs.write_recipe(tmp_path, "causal_lm", data={"columns": {"text": "verse"}})
+    assert tiny_runs.run(causal, tmp_path / "run") == 2
+    assert "training: data.columns: train has no verse; its columns are text" in capsys.readouterr().err
+
+
 def test_the_next_part_of_a_stream_is_made_while_one_is_used(tmp_path):
     recipe = resolved(tmp_path, "--data.streaming", "--data.part_rows=20", objective="causal_lm")
     made = threading.Semaphore(0)

@@ -266,6 +266,26 @@ def test_a_changed_run_is_not_resumed_unless_forced(tmp_path, capsys):
     assert tiny_runs.run(recipe, tmp_path / "run", "--resume", "--force") == 0
 
 
+def test_another_corpus_or_objective_is_said_in_a_line_for_people(tmp_path, capsys):
+    recipe = tiny_runs.write_recipe(tmp_path, "causal_lm", optimisation={"max_steps": 2})
+    assert tiny_runs.run(recipe, tmp_path / "run") == 0
+    with open(tmp_path / "corpus/train.en", "a") as file:
+        file.write("one more\n")
+    assert tiny_runs.run(recipe, tmp_path / "run", "--resume") == 2
+    assert "not resumed, this is another run (corpus is another); --force" in capsys.readouterr().err
+    masked = tiny_runs.write_recipe(tmp_path, "masked_lm")
+    assert tiny_runs.run(masked, tmp_path / "run", "--resume") == 2
+    assert "training: tokenizer: masked language modelling needs a mask token" in capsys.readouterr().err
+    causal = tiny_runs.write_recipe(tmp_path, "causal_lm")
+    assert tiny_runs.run(causal, tmp_path / "new", "--objective", "masked_lm") == 2
+    said = capsys.readouterr().err
+    assert "model: scratch_decoder is not for masked_lm; scratch_encoder is" in said and "AlbertConfig" not in said
+    assert tiny_runs.main([str(tmp_path / "none.yaml")]) == 2
+    assert f"{tmp_path}/none.yaml: there is no such recipe" in capsys.readouterr().err
+    assert tiny_runs.main(["evaluate", str(tmp_path / "run"), "--data", str(tmp_path / "corpus/test.en")]) == 2
+    assert f"no config.json in this folder; give {tmp_path}/run/model" in capsys.readouterr().err
+
+
 def test_a_run_is_made_longer(tmp_path, monkeypatch, capsys):
     """Its limits and what it reports may be others than before, which is said; its clock goes on."""
     recipe = tiny_runs.write_recipe(tmp_path, optimisation={"schedule": "constant"})

@@ -63,6 +63,8 @@ def make_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
         if not spec.separate_vocabs:
             return train(text for chunk in chunks() for column in columns for text in chunk[column])
         return join_tokenizers(*(train(text for chunk in chunks() for text in chunk[side]) for side in columns))
+    except RecipeError:  # of the corpus
+        raise
     except ValueError as error:
         left_out = f"; left out of data.splits.train: {describe(refused)}" if refused else ""
         raise RecipeError(f"tokenizer: {error}{left_out}") from error

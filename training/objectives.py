@@ -107,6 +107,10 @@ class Objective(ABC):
         return [source.weight for source in self.recipe.data.sources]
 
 
+def _of(recipe: Recipe) -> str:
+    return "" if recipe.tokenizer.path is None else f".path: {recipe.tokenizer.path}"
+
+
 class Translation(Objective):
     """Source to target with teacher forcing, in length-bucketed batches."""
 
@@ -115,9 +119,7 @@ class Translation(Objective):
     def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> None:
         super().__init__(recipe, tokenizer)
         if tokenizer.eos_token_id is None or tokenizer.pad_token_id is None:
-            raise RecipeError(
-                f"tokenizer: {tokenizer.name_or_path}: a translator needs an end-of-sentence and a padding token"
-            )
+            raise RecipeError(f"tokenizer{_of(recipe)}: a translator needs an end-of-sentence and a padding token")
 
     def plan(self, corpus: Corpus, key: Key | None, pool: int = 0) -> list[np.ndarray]:
         rng = None if key is None else np.random.default_rng(key)
@@ -336,7 +338,7 @@ class MaskedLM(_Windows):
     def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> None:
         super().__init__(recipe, tokenizer)
         if tokenizer.mask_token_id is None:
-            raise RecipeError(f"tokenizer: {tokenizer.name_or_path}: masked language modelling needs a mask token")
+            raise RecipeError(f"tokenizer{_of(recipe)}: masked language modelling needs a mask token")
         pieces = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
         self.special = np.isin(np.arange(len(pieces)), tokenizer.all_special_ids)
         byte_level = any(piece.startswith("Ġ") for piece in pieces)

@@ -26,6 +26,7 @@ COSTS = {
     "flops": "training FLOPs, about",
     "memory_mb": "memory of a process while training, MB",
 }
+EXAMPLE = 12  # words of the text that the card shows how to use the model on
 COUNTED = 4  # batches, from whose operations those of the whole run are told
 
 
@@ -73,7 +74,10 @@ def records(run: Run) -> hub.RunRecords:
     last = {line["event"]: line for line in lines}
     about = json.loads((run.folder / "environment.json").read_text(encoding="utf-8"))
     evaluated = min(recipe.evaluation.generate_rows, run.objective.examples(run.validation)) if run.validation else 0
-    example = (run.test or run.validation or Corpus({})).texts.get("source", ())
+    texts = (run.test or run.validation or Corpus({})).texts
+    example = [
+        " ".join(text[:1000].split()[:EXAMPLE]) for name in ("source", "text") for text in texts.get(name, ()) if text
+    ]
     return hub.RunRecords(
         name=run.folder.name,
         command=shlex.join(metrics.public(about.pop("command"))),
@@ -119,9 +123,12 @@ def target_flops(run: Run) -> float | None:
     plan = objective.plan(run.validation, None)
     flops, targets, was_training = 0, 0, model.training
     model.train()
-    for index in np.linspace(0, len(plan) - 1, min(COUNTED, len(plan))).astype(int):
+    count = min(COUNTED, len(plan))
+    # Over all steps so far: there may have been fewer and fewer targets among as many tokens.
+    steps = np.linspace(0, run.state.step, count).astype(int)
+    for index, step_done in zip(np.linspace(0, len(plan) - 1, count).astype(int), steps, strict=True):
         draws = Draws((index,), np.arange(len(plan[index])))
-        batch = objective.collate(run.validation, plan[index], draws, run.state.step)
+        batch = objective.collate(run.validation, plan[index], draws, int(step_done))
         targets += int((batch[objective.targets] != IGNORED).sum())
         batch = {name: values.to(model.device) for name, values in batch.items()}
 

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -528,7 +529,9 @@ def _changes(old: Any, new: Any, where: str = "") -> Iterator[tuple[str, str]]:
             was = default(name.removeprefix("recipe.")) if is_new else old.get(key)
             yield from _changes(was, new.get(key), name)
     elif old != new:
-        yield where, f"{where.removeprefix('recipe.')} was {old}, now {new}"
+        are_digests = all(re.fullmatch("[0-9a-f]{64}", str(each)) for each in (old, new))
+        what = "is another" if are_digests else f"was {old}, now {new}"
+        yield where, f"{where.removeprefix('recipe.')} {what}"
 
 
 def finish(run: Run) -> None:
