@@ -94,5 +94,4 @@ $(READY): requirements.lock
 	    f"Python 3.11 to 3.14 is needed; $(PYTHON) is {v[0]}.{v[1]}. Name another: make PYTHON=/path/to/python")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@

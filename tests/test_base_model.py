@@ -149,7 +149,7 @@ def test_it_is_resumed_by_the_model_it_began_with(first, tmp_path, monkeypatch, 
     shutil.rmtree(tmp_path / "moved")
     shutil.copytree(tmp_path / "whole" / "model", tmp_path / "moved")
     assert tiny_runs.run(recipe, tmp_path / "cut", *words, *moved, "--resume") == 2
-    assert "this is another run (base_model was" in capsys.readouterr().err
+    assert "this is another run (base_model is another)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

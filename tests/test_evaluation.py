@@ -93,7 +93,7 @@ def test_rows_are_grouped_by_a_column_that_is_called_like_a_text(tmp_path, capsy
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     (tmp_path / "corpus" / "test.jsonl").write_text(lines, encoding="utf-8")
     assert tiny_runs.run(recipe, tmp_path / "run") == 0
-    *_, line = metrics.read(tmp_path / "run" / "metrics.jsonl")
+    line = next(line for line in metrics.read(tmp_path / "run" / "metrics.jsonl") if line["event"] == "test")
     groups = {group: scores["rows"] for group, scores in line["groups"]["source"].items()}
     assert groups == {"any group": 2, "books": 1, "news": 1}
     assert "test by source: 2 groups, exact_match 0 (books) or better\n" in capsys.readouterr().out

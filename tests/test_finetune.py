@@ -202,7 +202,7 @@ def test_weights_that_are_not_finite_are_not_published(
 def test_an_interrupt_is_one_line(
     recipe: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(finetune.senses, "read", lambda _: os.kill(os.getpid(), signal.SIGINT))
+    monkeypatch.setattr(finetune.senses, "read", lambda _: signal.raise_signal(signal.SIGINT))
     assert finetune.main([str(recipe)]) == 130
     assert capsys.readouterr().err == "training.finetune: stopped by SIGINT\n"
     assert not recipe.with_name("run").exists()

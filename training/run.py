@@ -367,7 +367,7 @@ def build_model(recipe: Recipe, accelerator: Accelerator, objective: Objective) 
     set_seed(recipe.seed)
     # On a CPU, torch's fused attention goes backward in bf16 some twenty times slower than the formula written out.
     slow_fused = accelerator.device.type == "cpu" and accelerator.mixed_precision == "bf16"
-    if objective.auto_model._model_mapping.get(type(config), None) is None:
+    if base is None and objective.auto_model._model_mapping.get(type(config), None) is None:
         ours = f"scratch_{corpus.FAMILIES[recipe.objective]}"
         raise RecipeError(f"model: {config.model_type} is not for {recipe.objective}; {ours} is")
     try:

@@ -33,7 +33,7 @@ def test_roofline_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         ("scaling --values 3 4", "along one --axis"),
         ("generate --shape tiny-decoder --new-tokens 16", "leave no room for a prompt"),
         ("end-to-end", "needs --recipe"),
-        ("end-to-end --recipe nowhere.yaml", "cannot be read"),
+        ("end-to-end --recipe nowhere.yaml", "there is no such recipe"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(
