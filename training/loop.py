@@ -227,7 +227,7 @@ def _log_training(run: Run, bar: ProgressBar, norm: float) -> None:
         "memory_mb": round(used_memory(run.accelerator.device)),
     }
     if run.mfu:
-        values["mfu"] = round(run.mfu * values["tokens_per_second"], 4)
+        values["mfu"] = float(f"{run.mfu * values['tokens_per_second']:.3g}")
     if smoothing := run.recipe.optimisation.label_smoothing:  # of which evaluations have none
         values["label_smoothing"] = smoothing
     if run.is_main:
