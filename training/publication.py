@@ -3,6 +3,7 @@
 import json
 import shlex
 import shutil
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ COSTS = {
     "flops": "training FLOPs, about",
     "memory_mb": "memory of a process while training, MB",
 }
-EXAMPLE = 12  # words of the text that the card shows how to use the model on
+EXAMPLE = 60  # characters of the text that the card shows how to use the model on
 COUNTED = 4  # batches, from whose operations those of the whole run are told
 
 
@@ -75,9 +76,8 @@ def records(run: Run) -> hub.RunRecords:
     about = json.loads((run.folder / "environment.json").read_text(encoding="utf-8"))
     evaluated = min(recipe.evaluation.generate_rows, run.objective.examples(run.validation)) if run.validation else 0
     texts = (run.test or run.validation or Corpus({})).texts
-    example = [
-        " ".join(text[:1000].split()[:EXAMPLE]) for name in ("source", "text") for text in texts.get(name, ()) if text
-    ]
+    every = (text[:1000] for name in ("source", "text") for text in texts.get(name, ()))
+    example = next(filter(None, (textwrap.shorten(text, EXAMPLE, placeholder="") for text in every)), None)
     return hub.RunRecords(
         name=run.folder.name,
         command=shlex.join(metrics.public(about.pop("command"))),
@@ -99,7 +99,7 @@ def records(run: Run) -> hub.RunRecords:
             for event in ("evaluation", "test")
             if event in last
         },
-        **({"example": example[0]} if example else {}),
+        **({"example": example} if example else {}),
     )
 
 
