@@ -65,15 +65,8 @@ PLACES = {"step", "epoch", "seconds", "targets"}
 CONTENTS = (
     *("README.md", "LICENSE", "LICENSE.md", "LICENSE.txt", "NOTICE", "NOTICE.txt", "CITATION.cff", ".gitattributes"),
     *(CONFIG_NAME, GENERATION_CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, "curves.png", ".eval_results/*.yaml"),
-    *(
-        "tokenizer.json",
-        TARGET_FILE,
-        "tokenizer_config.json",
-        "tokenizer.model",
-        "special_tokens_map.json",
-        "added_tokens.json",
-    ),
-    *("vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", "additional_chat_templates/*.jinja"),
+    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"),
+    *(TARGET_FILE, "vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", "additional_chat_templates/*.jinja"),
 )
 SHOWN_EVALUATIONS = 10  # rows of the card's table of evaluations
 

@@ -362,6 +362,8 @@ def test_what_lies_beside_a_split_that_is_not_there_is_named(tmp_path, capsys):
     (tmp_path / "corpus/train.de").rename(tmp_path / "corpus/train.fr")
     assert tiny_runs.run(recipe, tmp_path / "run") == 2
     assert f"{tmp_path}/corpus holds no train, though train.en, train.fr" in capsys.readouterr().err
+    assert tiny_runs.run(recipe, tmp_path / "run", "--data.path", "/dev/null") == 2  # neither a file nor a folder
+    assert "/dev/null holds no train\n" in capsys.readouterr().err
     # A column is the corpus's matter, not the tokenizer's.
     causal = tiny_runs.write_recipe(tmp_path, "causal_lm", data={"columns": {"text": "verse"}})
     assert tiny_runs.run(causal, tmp_path / "run") == 2

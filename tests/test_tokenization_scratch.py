@@ -107,7 +107,7 @@ def test_a_collator_makes_what_a_model_takes(tokenizer):
     assert fields["vocab_size"] != fields["decoder_vocab_size"]
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "encoder_layers": 1}
     model = AutoModelForSeq2SeqLM.from_config(ScratchSeq2SeqConfig(**fields, **sizes, decoder_layers=1))
-    rows = [tokenizer(*pair, text_target=pair[0]) for pair in ((text,) for text in GERMAN[:2])]
+    rows = [tokenizer(source, text_target=target) for source, target in zip(ENGLISH[:2], GERMAN[:2], strict=True)]
     batch = DataCollatorForSeq2Seq(tokenizer, model)(rows)
     outputs = model(**batch)
     assert outputs.logits.shape[-1] == fields["decoder_vocab_size"] and torch.isfinite(outputs.loss)
@@ -121,7 +121,8 @@ def test_what_decides_the_tokens_is_of_both_sides(tokenizer, alone):
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("translator")
-    return tiny_runs.write_recipe(folder, tokenizer={"separate_vocabs": True, "vocab_size": 290})
+    tokenizer = {"separate_vocabs": True, "vocab_size": 290}
+    return tiny_runs.write_recipe(folder, tokenizer=tokenizer, optimisation={"schedule": "constant"})
 
 
 def test_a_run_with_two_vocabularies(recipe, tmp_path, capsys):
@@ -137,6 +138,8 @@ def test_a_run_with_two_vocabularies(recipe, tmp_path, capsys):
     words = ("--optimisation.max_steps", "8")
     assert tiny_runs.run(recipe, tmp_path / "parts", *words) == 0
     assert tiny_runs.run(recipe, tmp_path / "parts", "--resume", "--optimisation.max_steps", "12") == 0
+    one, other = (tiny_runs.weights(tmp_path / name) for name in ("whole", "parts"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
     capsys.readouterr()
     # Measured again, and drawn: each side in its own language.
     path = str(tmp_path / "whole/model")

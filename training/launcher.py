@@ -30,10 +30,10 @@ def is_gone() -> bool:
 
 
 def has_written(path: Path) -> bool:
-    """Whether a file is younger than the launcher: by a process that it has started again since (`torchrun
-    --max-restarts`), if none but its own may write there."""
+    """Whether a file is younger than the launcher, if that starts processes again (`torchrun --max-restarts`): then one
+    of them has written it before, if none but its own may write there."""
     with suppress(OSError, psutil.Error):
-        return bool(VARIABLES & os.environ.keys()) and path.stat().st_mtime > psutil.Process(PARENT).create_time()
+        return "TORCHELASTIC_RUN_ID" in os.environ and path.stat().st_mtime > psutil.Process(PARENT).create_time()
     return False
 
 

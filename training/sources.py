@@ -182,7 +182,7 @@ def _find(data: Data, role: str) -> _Source:
             return source._replace(part=part, is_cut=match[2] is None, left_out=left_out)
         tried.append(match["name"])
     starts = tuple(f"{Path(name).name}." for name in tried if name)
-    near = sorted(file for file in path.iterdir() if starts and file.name.startswith(starts))
+    near = sorted(file for file in path.glob("*") if starts and file.name.startswith(starts))
     beside = f", though {_listed(near)}" if near else ""
     raise RecipeError(f"data.splits.{role}: {path} holds no {' or '.join(tried)}{beside}")
 
