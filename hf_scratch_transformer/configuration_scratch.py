@@ -153,7 +153,7 @@ class ScratchConfig(PreTrainedConfig):
     num_key_value_heads: int | None = None
     head_dim: int | None = None  # d_k, the width of queries and keys per head. Default: hidden_size / heads
     value_head_dim: int | None = None  # d_v. Default: head_dim
-    hidden_act: str = "gelu"  # in ACTIVATIONS
+    hidden_act: str = "gelu"  # of the feed-forward layer, in ACTIVATIONS
     position_embedding_type: str = "rotary"  # in POSITIONS
     max_position_embeddings: int = 512  # the longest sequence meant; a hard limit only for learned positions
     position_offset: int = 0  # rows of the learned table before that of the first position (BART and RoBERTa have 2)
@@ -166,7 +166,7 @@ class ScratchConfig(PreTrainedConfig):
     embedding_norm: bool = False  # one more norm, over the sum of the embeddings (BERT, BART)
     attention_bias: bool = False  # in the four projections of attention
     attention_output_bias: bool | None = None  # in the last of them, where it differs (Qwen2)
-    mlp_bias: bool = False
+    mlp_bias: bool = False  # in the projections of the feed-forward layer
     lm_head_bias: bool = False  # for each token of the vocabulary (BERT, Marian)
     classifier_bias: bool = True  # Llama's head for whole sequences has none
     tie_word_embeddings: bool = True  # the language-model head is the token table of its own side
@@ -177,8 +177,8 @@ class ScratchConfig(PreTrainedConfig):
     activation_dropout: float | int = 0.0  # on the hidden units of the feed-forward layer
     classifier_dropout: float | int | None = None  # before the classification heads. Default: dropout
     pad_token_id: int | None = 0  # whose row of the table starts as zero, and only a tied head trains
-    bos_token_id: int | None = 1
-    eos_token_id: int | list[int] | None = 2
+    bos_token_id: int | None = 1  # that a text begins with
+    eos_token_id: int | list[int] | None = 2  # after which nothing more is generated
 
     def __post_init__(self, **kwargs: Any) -> None:
         self._refuse_unknown_keys(kwargs)
@@ -322,13 +322,13 @@ class ScratchSeq2SeqConfig(ScratchConfig):
     }
     _auto_map = _auto_map("Seq2Seq", AutoModelForSeq2SeqLM="ForConditionalGeneration")
 
-    encoder_layers: int = 6  # N of each stack, by the names that `generate` reads
-    decoder_layers: int = 6
+    encoder_layers: int = 6  # N of the encoder; `generate` reads it by this name
+    decoder_layers: int = 6  # N of the decoder
     decoder_vocab_size: int | None = None  # of the target. Default: vocab_size
     share_encoder_decoder_embeddings: bool = True  # one table for both sides; if tied, the head is that table too
     decoder_start_token_id: int | None = None  # of every target. Default: bos_token_id, or else pad_token_id
     is_encoder_decoder: bool = True
-    use_cache: bool = True
+    use_cache: bool = True  # by default, keys and values of earlier tokens are kept
 
     def __post_init__(self, **kwargs: Any) -> None:
         if self.decoder_vocab_size is None:

@@ -15,11 +15,14 @@ import pyarrow.parquet
 import pytest
 
 from tests import tiny_runs
+from training import corpus as corpora
 from training import sources
-from training.corpus import Parts, Sequences, load
+from training.corpus import Corpus, Parts, Sequences, load
 from training.recipe import parse
 from training.sections import RecipeError
 from training.sources import check_splits, clean, read
+
+LATIN = "broken UTF-8, as text in Latin-1 is"
 
 
 def resolved(folder, *words, objective="translation"):
@@ -99,10 +102,10 @@ def test_malformed_rows_are_counted_and_skipped_or_refused(tmp_path):
     tiny_runs.write_lines(tmp_path / "corpus" / "train.de", ["eins", "leer", " ", "drei", "vier", "lang"])
     corpus = load(recipe, "train", characters, keep_texts=True)
     assert corpus.texts == {"source": ["one", "four"], "target": ["eins", "vier"]}
-    assert corpus.refused == Counter({"empty": 2, "broken UTF-8": 1, "too long": 1})
+    assert corpus.refused == Counter({"empty": 2, LATIN: 1, "too long": 1})
     assert corpus.rows == 6 and corpus.bytes == len("oneeinsfourvier")
     assert corpus.columns["source"].tokens.tolist() == [ord(letter) for letter in "onefour"]
-    with pytest.raises(RecipeError, match="2 empty, 1 broken UTF-8, 1 too long"):
+    with pytest.raises(RecipeError, match=f"2 empty, 1 {LATIN}, 1 too long"):
         load(
             resolved(tmp_path, "--data.max_length", "20", "--data.malformed", "refuse"), "train", _read_again(tmp_path)
         )
@@ -120,7 +123,7 @@ def test_only_bytes_that_cannot_be_decoded_are_broken(name, tmp_path):
             lines = [b'{"text": "' + line + b'"}' for line in lines]
     (tmp_path / "corpus" / name).write_bytes(b"\n".join(lines) + b"\n")
     corpus = load(recipe, "train", characters, keep_texts=True)
-    assert corpus.texts["text"] == ["a \ufffd b"] and corpus.refused == Counter({"broken UTF-8": 1})
+    assert corpus.texts["text"] == ["a \ufffd b"] and corpus.refused == Counter({LATIN: 1})
 
 
 def test_text_of_another_encoding_is_not_trained_on(tmp_path, capsys):
@@ -148,7 +151,7 @@ def test_why_a_corpus_is_empty_is_said(tmp_path, capsys):
     with open(tmp_path / "corpus" / "train.en", "ab") as file:
         file.write(b"thr\xffee\n")
     assert tiny_runs.run(recipe, tmp_path / "run") == 2
-    assert "left out of data.splits.train: 1 broken UTF-8" in capsys.readouterr().err
+    assert f"left out of data.splits.train: 1 {LATIN}" in capsys.readouterr().err
 
 
 def test_what_is_left_out_of_each_part_of_a_stream_is_said_once(tmp_path):
@@ -158,7 +161,7 @@ def test_what_is_left_out_of_each_part_of_a_stream_is_said_once(tmp_path):
     path.write_bytes(b"".join(b"on\xffe\n" if row == 30 else b"one\n" for row in range(60)))
     parts = Parts(recipe, characters, lambda part: len(part.columns["text"].tokens), said.append)
     assert [part.number for epoch in range(2) for part in parts(epoch, 0)] == [0, 1, 2, 0, 1, 2]
-    assert said == ["part 1 of the stream: left out 1 broken UTF-8"]
+    assert said == [f"part 1 of the stream: left out 1 {LATIN}"]
 
 
 @pytest.mark.parametrize("is_hub", [False, True])
@@ -226,6 +229,36 @@ def test_splits_of_the_same_text_are_said_to_be_the_same(tmp_path, capsys):
     (corpus / "test.en").write_bytes((corpus / "valid.en").read_bytes())
     assert tiny_runs.run(recipe, tmp_path / "run") == 0
     assert "test: the same text as validation" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("objective", ["translation", "causal_lm"])
+def test_rows_that_two_splits_share_are_counted(objective, tmp_path, capsys):
+    """Of a dozen tokens; those of a few are in many texts."""
+    recipe = tiny_runs.write_recipe(
+        tmp_path, objective, optimisation={"max_steps": 1}, evaluation={"every_steps": None}
+    )
+    folder = tmp_path / "corpus"
+    for column, words in {"en": tiny_runs.NUMBERS, "de": [*tiny_runs.NUMBERS.values()]}.items():
+        lines = (folder / f"train.{column}").read_text().splitlines()
+        long = [" ".join([word, *words, *words]) for word in words][:3]
+        tiny_runs.write_lines(folder / f"train.{column}", [*lines, *long, "one"])
+        tiny_runs.write_lines(folder / f"test.{column}", [*long[:2], f"{long[2]} one", "one"])
+        tiny_runs.write_lines(folder / f"valid.{column}", [f"seven {long[0]}"])
+    assert tiny_runs.run(recipe, tmp_path / "run") == 0
+    said = capsys.readouterr().err
+    assert "test: 2 of its rows are in train as well\n" in said and said.count(" as well") == 1
+
+
+def test_shared_rows_are_found_wherever_they_stand(monkeypatch):
+    """In a corpus of more rows than are looked at together, with rows that only begin alike, and with empty ones."""
+    monkeypatch.setattr(corpora, "BLOCK", 7)
+    rng = np.random.default_rng(0)
+    rows = [rng.integers(0, 3, length).tolist() for length in rng.integers(0, 14, 500)]
+    mine = [*rows[::50], [0, 1, 2, 1, 0, 1, 2, 1, 9], *(row[:-1] + [8] for row in rows[:40] if row)]
+    for dtype in (np.uint16, np.uint32):
+        one = Corpus({"text": Sequences.of(mine)})
+        other = Corpus({"text": Sequences.of(rows, dtype)})
+        assert one.shared(other) == sum(len(row) >= corpora.TELLING and row in rows for row in mine) > 0
 
 
 def _read_again(folder):

@@ -124,6 +124,18 @@ def test_early_stopping_ends_a_run_without_progress(tmp_path):
     assert max(tiny_runs.losses(tmp_path / "run")) == 6  # the first evaluation is the best, two more are in vain
 
 
+def test_samples_keep_documents_apart(tmp_path):
+    """They lie one after the other in the stream, with nothing between them that is shown."""
+    recipe = tiny_runs.write_recipe(
+        tmp_path, "causal_lm", data={"window": 32}, optimisation={"max_steps": 1}, evaluation={"every_steps": 1}
+    )
+    for split in ("train", "valid"):
+        tiny_runs.write_lines(tmp_path / "corpus" / f"{split}.en", 20 * ["one two", "three", "four"])
+    assert tiny_runs.run(recipe, tmp_path / "run") == 0
+    line = next(line for line in metrics.read(tmp_path / "run" / "metrics.jsonl") if line["event"] == "evaluation")
+    assert "one two\nthree\nfour" in line["samples"][0]["text"]
+
+
 @pytest.mark.parametrize("objective", tiny_runs.OBJECTIVES)
 def test_evaluations_show_what_the_model_writes_and_change_nothing_by_it(objective, tmp_path, capsys):
     recipe = tiny_runs.write_recipe(

@@ -31,6 +31,13 @@ def test_help_lists_every_field_and_fits_the_terminal(columns, capsys, monkeypat
     assert columns < 80 or max(map(len, lines)) <= columns
 
 
+@pytest.mark.parametrize("command", ["evaluate", "prepare", "plan", "recipe.yaml"])
+def test_help_of_a_command_is_the_help(command, capsys):
+    assert main([command, "--help"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("usage: ") and "  --optimisation.max_steps\n" in printed
+
+
 @pytest.mark.slow
 def test_help_ends_quietly_when_nobody_reads_on():
     """As `--help | head` does."""

@@ -317,6 +317,22 @@ def test_a_word_that_is_other_tokens_in_another_sentence_says_so():
         assert texts[:2] == [written, "bank"]
 
 
+def test_a_word_whose_tokens_are_bytes_is_written_in_its_letters():
+    model, vocabulary = ours("decoder")
+    assert vocabulary.tokenize("мост") != ["мост"]
+    shown = pictures.word_vectors(model, vocabulary, "мост", ["мост, мост", "the мост"])
+    assert shown.written == ["мост", "мост"]
+
+
+def test_signs_that_the_default_font_lacks_are_written_in_one_that_has_them(recwarn):
+    model, vocabulary = ours("encoder")
+    vocabulary.add_tokens(["の"])  # which STIXGeneral has, that comes with matplotlib
+    model.resize_token_embeddings(len(vocabulary))
+    drawn(pictures.attention(pictures.attention_weights(model, vocabulary, "Bank の")))
+    drawn(pictures.embedding_shift(pictures.word_vectors(model, vocabulary, "の", ["bank の", "の bank"])))
+    assert not [str(warning.message) for warning in recwarn if "Glyph" in str(warning.message)]
+
+
 def test_neighbours_are_the_nearest_of_the_table():
     model, vocabulary = ours("encoder")
     shown = pictures.word_vectors(model, vocabulary, "bank", [RIVER], neighbours=4)

@@ -3,15 +3,17 @@
 import dataclasses
 import importlib.util
 import random
+import re
 from pathlib import Path
 
 import pytest
 import yaml
+from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 import hf_scratch_transformer as scratch
 from tests import tiny_runs
-from training.recipe import RECIPES, RULES, SYNONYMS, Recipe, dump, parse, shipped
-from training.sections import RecipeError, Section, names, reference
+from training.recipe import OURS, RECIPES, RULES, SYNONYMS, Recipe, dump, parse, reference, shipped
+from training.sections import RecipeError, Section, names
 
 ROOT = Path(__file__).parent.parent
 
@@ -289,7 +291,17 @@ def test_every_field_says_what_it_means():
 
 
 def test_the_page_of_the_reference_is_the_reference():
-    assert reference(Recipe, 100) in (ROOT / "docs" / "RECIPES.md").read_text(encoding="utf-8")
+    assert reference(100) in (ROOT / "docs" / "RECIPES.md").read_text(encoding="utf-8")
+
+
+def test_the_reference_has_every_field_of_our_configurations():
+    """Beside those that each configuration of transformers has."""
+    inherited = {field.name for field in dataclasses.fields(PreTrainedConfig)} | {"is_encoder_decoder"}
+    ours = {field.name for kind in OURS for field in dataclasses.fields(CONFIG_MAPPING[kind])} - inherited
+    found = re.findall(r"^  --model\.(\w+)\n      (.*)\n      .", reference(1000), re.M)
+    assert ours <= {name for name, _ in found} and len(ours) > 40
+    assert ("hidden_act", "one of relu, gelu, gelu_new, silu, swiglu; default gelu") in found
+    assert ("num_key_value_heads", "int | None; default null") in found
 
 
 def test_a_section_cannot_be_changed_behind_the_recipe(recipe):

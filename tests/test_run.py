@@ -286,6 +286,13 @@ def test_another_corpus_or_objective_is_said_in_a_line_for_people(tmp_path, caps
     assert f"no config.json in this folder; give {tmp_path}/run/model" in capsys.readouterr().err
 
 
+def test_the_learning_rate_of_a_longer_run_is_said_to_jump(tmp_path, capsys):
+    recipe = tiny_runs.write_recipe(tmp_path, optimisation={"schedule": "linear", "warmup_steps": 0})
+    assert tiny_runs.run(recipe, tmp_path / "run", "--optimisation.max_steps", "9") == 0
+    assert tiny_runs.run(recipe, tmp_path / "run", "--resume") == 0
+    assert "was 9, now 12; so the learning rate goes on at 0.0025, where it was 0\n" in capsys.readouterr().err
+
+
 def test_a_run_is_made_longer(tmp_path, monkeypatch, capsys):
     """Its limits and what it reports may be others than before, which is said; its clock goes on."""
     recipe = tiny_runs.write_recipe(tmp_path, optimisation={"schedule": "constant"})
@@ -295,9 +302,8 @@ def test_a_run_is_made_longer(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     monkeypatch.setattr("sys.argv", ["training", str(recipe), f"--output_dir={tmp_path / 'run'}", "--resume"])
     assert tiny_runs.run(recipe, tmp_path / "run", "--resume") == 0
-    assert (
-        "other than before: log_every was 3, now 1; optimisation.max_steps was 9, now 12\n" in capsys.readouterr().err
-    )
+    said = "other than before: log_every was 3, now 1; optimisation.max_steps was 9, now 12\n"
+    assert said in capsys.readouterr().err
     whole, longer = tiny_runs.weights(tmp_path / "whole"), tiny_runs.weights(tmp_path / "run")
     assert all(torch.equal(whole[name], longer[name]) for name in whole)
     lines = metrics.read(tmp_path / "run" / "metrics.jsonl")

@@ -45,7 +45,7 @@ def test_a_run_and_its_model_have_the_same_scores(objective, tmp_path, monkeypat
     if objective == "translation":
         words += ["--data.columns", '{"source": "en", "target": "de"}', "--data.max_length=32"]
     else:
-        words += ["--data.splits.test=test.en", "--data.window=16"]
+        words += ["--data.splits", '{"test": "test.en"}', "--data.window=16"]
     assert main(["evaluate", "run/model", *words]) == 0
     assert scores(capsys) == {k: f"{v:.4g}" for k, v in expected.items() if isinstance(v, float) and k != "seconds"}
     assert contents(tmp_path) == before
@@ -105,7 +105,7 @@ def test_what_cannot_be_measured_is_one_line_with_code_2(native, tmp_path, capsy
         ([folder], "data.path: missing"),
         ([str(tmp_path / "nowhere"), "--data", str(text)], "nowhere"),
         ([str(tmp_path / "headless"), "--data", str(text)], "predicts neither translations nor tokens"),
-        ([folder, "--data", str(text), *columns], "no usable row (1 broken UTF-8)"),
+        ([folder, "--data", str(text), *columns], "no usable row (1 broken UTF-8, as text in Latin-1 is)"),
         (
             [folder, "--data", str(text), "--model.hidden_size=8"],
             "--model.hidden_size: to evaluate heeds objective, data",

@@ -42,10 +42,10 @@ with leaving_at_once():  # these take seconds, in which one may think better of 
     from .plan import plan
     from .preparation import prepare
     from .publication import publish
-    from .recipe import Recipe, parse, recipe_path, shipped
+    from .recipe import Recipe, parse, recipe_path, reference, shipped
     from .run import Interrupted, Run, TrainingError, finish, open_accelerator, open_run
     from .score import score
-    from .sections import RecipeError, reference
+    from .sections import RecipeError
 
 # Runs with a process group, never freed: gloo's process group, once nothing refers to it, waits for its threads while
 # it holds the interpreter lock that these may be waiting for.
@@ -54,10 +54,10 @@ KEPT: list[Run] = []
 
 def main(arguments: list[str]) -> int:
     """Run the command line; returns the exit code."""
-    if arguments[:1] in (["-h"], ["--help"]):
+    if {"-h", "--help"} & {*arguments}:
         try:
             recipes = textwrap.fill(f"Recipes that come with it, by their names: {', '.join(shipped())}.", 80)
-            print(HELP, recipes, "", reference(Recipe, shutil.get_terminal_size().columns), sep="\n", flush=True)
+            print(HELP, recipes, "", reference(shutil.get_terminal_size().columns), sep="\n", flush=True)
         except BrokenPipeError:  # `| head` has read enough; what is left would be written again at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -26,6 +26,7 @@ FAMILIES: dict[str, Family] = {"translation": "seq2seq", "causal_lm": "decoder",
 Encode = Callable[[list[str], str], list[list[int]]]  # token ids of each text of a column
 COUNTS = ("rows", "bytes", "words")  # of a corpus, in their order
 BLOCK = 2**22  # entries of an array that are looked at together
+TELLING = 8  # tokens, which are hardly the same in two texts by chance
 
 
 class NothingUsable(RecipeError):
@@ -127,6 +128,16 @@ class Sequences:
         out[is_token] = self.tokens[(starts[:, None] + columns)[is_token]]
         return out
 
+    def beginnings(self, rows: np.ndarray) -> np.ndarray:
+        """[rows] uint64: digests of lengths and first tokens, which few sequences share that are not the same."""
+        starts, lengths = self.offsets[rows], self.lengths[rows]
+        digests = lengths.astype(np.uint64)
+        for place in range(TELLING):
+            is_token = place < lengths
+            digests *= np.uint64(0x9E3779B97F4A7C15)  # odd, its bits without a pattern
+            digests[is_token] += self.tokens[starts[is_token] + place].astype(np.uint64) + np.uint64(1)
+        return digests
+
     def count(self, token: int) -> int:
         """How often a token occurs."""
         return sum(int(np.count_nonzero(block == token)) for block in blocks(self.tokens))
@@ -171,6 +182,29 @@ class Corpus:
         columns = list(self.columns.values())
         tokens = sum(len(sequences.tokens) for sequences in columns)
         return Stretch(stretch.rows + len(columns[0].lengths), stretch.tokens + tokens)
+
+    def shared(self, other: "Corpus") -> int:
+        """How many rows another corpus has as well; those of fewer than `TELLING` tokens, as `yes`, are not counted."""
+        mine = self._telling()
+        digests, theirs = self._beginnings(mine), set[tuple[Any, ...]]()
+        count = len(next(iter(other.columns.values())).lengths)
+        for start in range(0, count, BLOCK):
+            rows = np.arange(start, min(start + BLOCK, count))
+            theirs |= {other._row(row) for row in rows[np.isin(other._beginnings(rows), digests)]}
+        return sum(self._row(row) in theirs for row in mine)
+
+    def _telling(self) -> np.ndarray:
+        return np.flatnonzero(sum(each.lengths.astype(np.int64) for each in self.columns.values()) >= TELLING)
+
+    def _beginnings(self, rows: np.ndarray) -> np.ndarray:
+        digests = np.zeros(len(rows), np.uint64)
+        for place, name in enumerate(sorted(self.columns)):
+            digests += self.columns[name].beginnings(rows) << np.uint64(place)
+        return digests
+
+    def _row(self, row: int) -> tuple[Any, ...]:
+        texts = [self.columns[name].take(np.array([row])).tokens for name in sorted(self.columns)]
+        return tuple(tokens.astype(np.uint32).tobytes() for tokens in texts)
 
     @cached_property
     def fingerprint(self) -> str:

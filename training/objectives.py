@@ -3,7 +3,6 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -319,9 +318,15 @@ class CausalLM(_Windows):
         torch.manual_seed(self.recipe.seed)  # each step has its own seed, so this one changes none
         options = {"do_sample": True, "max_new_tokens": length, "pad_token_id": self.tokenizer.pad_token_id}
         written = model.generate(input_ids=texts, attention_mask=torch.ones_like(texts), **options)
-        decode = partial(self.tokenizer.batch_decode, skip_special_tokens=True)
-        pairs = zip(decode(texts), decode(written[:, length:]), strict=True)
-        return [{"text": text, "output": output} for text, output in pairs]
+        pairs = zip(texts, written[:, length:], strict=True)
+        return [{"text": self._documents(text), "output": self._documents(output)} for text, output in pairs]
+
+    def _documents(self, stream: Tensor) -> str:
+        """Tokens of several documents as text, each on a line of its own."""
+        lines: list[list[int]] = [[]]
+        for token in stream.tolist():
+            lines = [*lines, []] if token == self.tokenizer.eos_token_id else [*lines[:-1], [*lines[-1], token]]
+        return "\n".join(self.tokenizer.batch_decode(lines, skip_special_tokens=True)).strip("\n")
 
     def summary(self, sums: Mapping[str, float], targets: int, corpus: Corpus) -> dict[str, float]:
         return super().summary(sums, targets, corpus) | {

@@ -6,6 +6,7 @@ All problems are reported in a single `RecipeError`, so that a recipe with three
 import contextlib
 import dataclasses
 import importlib.util
+import inspect
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,12 +22,13 @@ from pydantic_core import to_jsonable_python
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-import hf_scratch_transformer  # noqa: F401  (registers the three families with the Auto classes)
+from hf_scratch_transformer.configuration_scratch import CHOICES, ScratchConfig
 from hf_scratch_transformer.files import possible_path
 from hf_scratch_transformer.tokenization import LARGEST_VOCABULARY
 
+from . import sections
 from .base_model import PATH, base_config, build_config
-from .sections import RecipeError, Section, names, nearest, override, read_yaml, reason, shown, validated
+from .sections import RecipeError, Section, filled, names, nearest, override, read_yaml, reason, shown, validated
 
 Names = tuple[str, ...]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
@@ -348,6 +350,33 @@ def resolved(source: str, tree: dict[str, Any], words: Sequence[str], problems: 
     if problems:
         raise RecipeError(f"{source}: {len(problems)} problem(s)\n" + "\n".join(f"  {problem}" for problem in problems))
     return recipe
+
+
+def reference(width: int) -> str:
+    """All fields of a recipe and of our models' configurations, in lines of `width` characters."""
+    return f"{sections.reference(Recipe, width)}\n\n{filled(_model_reference(), width)}"
+
+
+def _model_reference() -> Iterator[str]:
+    """The fields of the section `model`, which mean what the comments say that stand beside or above them."""
+    yield "model: Fields of all our configurations. With another model_type those of its own configuration hold."
+    field = re.compile(r"(?P<above>(?:^    # .*\n)*)^    (?P<name>\w+): [^=\n]+ = .*?(?:  # (?P<beside>.*))?$", re.M)
+    for model_type in (None, *OURS):
+        kind = CONFIG_MAPPING[model_type] if model_type else ScratchConfig
+        types = {each.name: each for each in dataclasses.fields(kind)}
+        if model_type:
+            yield from ("", f"model, where model_type is {model_type}: {kind.__doc__}")
+        for found in field.finditer(inspect.getsource(kind)):
+            meaning = found["beside"] or " ".join(re.findall(r"# (.*)", found["above"]))
+            if meaning and found["name"] in types:
+                name = found["name"]
+                kinds = getattr(types[name].type, "__name__", str(types[name].type))
+                wanted = f"one of {', '.join(CHOICES[name])}" if name in CHOICES else kinds
+                yield from (
+                    f"  --model.{name}",
+                    f"      {wanted}; default {shown(types[name].default)}",
+                    f"      {meaning}",
+                )
 
 
 def dump(recipe: Recipe) -> str:

@@ -36,7 +36,7 @@ from hf_scratch_transformer.tokenization import check_tokenizer, config_fields, 
 from . import checkpoints, corpus, folder, launcher, metrics, preparation, sharding, sources
 from .base_model import PATH, fingerprint, open_base
 from .objectives import OBJECTIVES, Objective
-from .optimisation import autocasts, optimizers
+from .optimisation import autocasts, lr_factor, optimizers
 from .recipe import ADJUSTABLE, Recipe, default, dump
 from .sections import RecipeError, reason
 
@@ -394,7 +394,7 @@ def announce(
     is_sharded: bool,
 ) -> None:
     """On the terminal: what is trained, on what, with how many threads."""
-    known: dict[str, str] = {}
+    known: dict[str, corpus.Corpus] = {}
     for role, split in splits.items():
         if split is not None:
             for several in sources.named(objective.recipe.data, role):
@@ -405,10 +405,13 @@ def announce(
             for source, held in parts:
                 share = f"{source.weight / total:.1%} of its tokens from {source.path}"
                 print(f"{role}: {share}, which has {held.tokens:,}", file=sys.stderr)
-            same = [other for other, text in known.items() if text == split.fingerprint]
-            if same:
-                print(f"{role}: the same text as {' and '.join(same)}", file=sys.stderr)
-            known[role] = split.fingerprint
+            for other, text in known.items():
+                if text.fingerprint == split.fingerprint:
+                    print(f"{role}: the same text as {other}", file=sys.stderr)
+                elif shared := split.shared(text):
+                    part = "the first part of " if other == "train" and objective.recipe.data.streaming else ""
+                    print(f"{role}: {shared:,} of its rows are in {part}{other} as well", file=sys.stderr)
+            known[role] = split
     cores = (os.cpu_count() or 1) // accelerator.num_processes
     if accelerator.device.type == "cpu" and torch.get_num_threads() < cores:
         # What `accelerate launch` does unless told otherwise.
@@ -512,11 +515,22 @@ def load(run: Run, folder: Path) -> None:
     with checkpoints.readable(folder / "state.json"):
         run.state = State.read(record["state"])
     if run.is_main and changes:
-        print(f"other than before: {'; '.join(changes.values())}", file=sys.stderr)
+        print(f"other than before: {'; '.join(changes.values())}{_new_rate(run, record['identity'])}", file=sys.stderr)
     if run.ema_model is not None:
         checkpoints.load_weights(run.ema_model.module, checkpoints.read_tensors(folder, "average.safetensors"))
         run.ema_model.n_averaged.fill_(run.state.n_averaged)
     run.started = time.monotonic() - run.state.seconds
+
+
+def _new_rate(run: Run, identity: Mapping[str, Any]) -> str:
+    """How the learning rate jumps where a run is made longer or shorter, and with it its schedule."""
+    spec, state = run.recipe.optimisation, run.state
+    before = identity["recipe"]["optimisation"].get("max_steps", spec.max_steps)
+    old, new = (
+        spec.learning_rate * lr_factor(spec, state.step, state.step / steps, state.lr_reductions)
+        for steps in (before, spec.max_steps)
+    )
+    return f"; so the learning rate goes on at {new:.3g}, where it was {old:.3g}" if old != new else ""
 
 
 def _changes(old: Any, new: Any, where: str = "") -> Iterator[tuple[str, str]]:

@@ -1,5 +1,6 @@
 """A finished model, ours or a native one, measured on any text or pairs; nothing is written."""
 
+import json
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -21,7 +22,7 @@ from .objectives import OBJECTIVES
 from .publication import summarise
 from .recipe import Data, Recipe, resolved
 from .run import Session, open_accelerator
-from .sections import RecipeError
+from .sections import RecipeError, override
 
 USAGE = f"usage: python -m {__package__} evaluate MODEL --data PATH [--key value ...]"
 KEYS = ("objective", "data", "evaluation", "optimisation", "seed")  # of a recipe, that are heeded
@@ -76,7 +77,7 @@ def _recipe(source: str, config: PreTrainedConfig, words: Sequence[str]) -> Reci
     tree: dict[str, Any] = {
         "objective": next((name for name, head in known.items() if head == saved), None),
         "model": {"model_type": config.model_type},
-        "data": {"splits": {"train": "train", "test": "test"}},  # of which the first is not read
+        "data": {"splits": {"test": "test"}},
         "optimisation": {"max_steps": 1},
         "output_dir": "runs",  # into which nothing is written
     }
@@ -93,4 +94,10 @@ def _recipe(source: str, config: PreTrainedConfig, words: Sequence[str]) -> Reci
         tree["evaluation"] = {"num_beams": settings.num_beams or 1}
         if settings.length_penalty is not None:
             tree["evaluation"]["length_penalty"] = settings.length_penalty
-    return resolved(Path(source).name, tree, words)
+    problems = [*override(tree, words, Recipe)]
+    if isinstance(splits := tree["data"]["splits"], str):
+        with suppress(ValueError):
+            splits = json.loads(splits)
+    if isinstance(splits, dict):  # of a recipe, which trains as well
+        tree["data"]["splits"] = {"train": "train"} | splits
+    return resolved(Path(source).name, tree, (), problems)

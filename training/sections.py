@@ -310,7 +310,12 @@ def reference(root: type[Section], width: int) -> str:
                 if not _is_section(spec.annotation):
                     paragraphs += [f"  --{'.'.join(path)}", f"      {_words(_kind(root, path))}; {default}"]
                     paragraphs += [f"      {spec.description}"]
+    return filled(paragraphs[1:], width)
+
+
+def filled(paragraphs: Iterable[str], width: int) -> str:
+    """Paragraphs in lines of `width` characters, each with the margin of its first line."""
     return "\n".join(
         textwrap.fill(text, width, subsequent_indent=" " * (len(text) - len(text.lstrip())), break_on_hyphens=False)
-        for text in paragraphs[1:]
+        for text in paragraphs
     )

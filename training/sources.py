@@ -379,7 +379,7 @@ def clean(chunk: Columns, columns: Iterable[str], refused: Counter, empty_allowe
         elif not empty_allowed and not all(text.strip() for text in texts):
             refused["empty"] += 1
         elif any(UNDECODABLE in text for text in texts):
-            refused["broken UTF-8"] += 1
+            refused["broken UTF-8, as text in Latin-1 is"] += 1
         elif any("\0" in text for text in texts):
             refused["with zero bytes, as in UTF-16"] += 1
         else:

@@ -20,7 +20,7 @@ import os
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, fontManager, get_font
 from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from matplotlib.transforms import Bbox
@@ -248,11 +249,12 @@ def attention(shown: Attention, layer: int | None = None, head: int | None = Non
     # be black beside a single one near 1.
     weights = shown.weights[list(layers)][:, list(heads)]
     scale = PowerNorm(0.5, vmin=0, vmax=float(weights.max()))
+    style: Any = {"fontsize": 8, "parse_math": False, "fontfamily": _families(shown.rows + shown.columns)}
     image: AxesImage
     for panel, (layer_index, head_index), matrix in zip(panels.flat, places, weights.flatten(0, 1), strict=True):
         image = panel.imshow(matrix.numpy(), cmap=COLOURS, norm=scale, interpolation="none")
-        panel.set_xticks(range(0, width, every), shown.columns[::every], rotation=90, fontsize=8, parse_math=False)
-        panel.set_yticks(range(0, height, every), shown.rows[::every], fontsize=8, parse_math=False)
+        panel.set_xticks(range(0, width, every), shown.columns[::every], rotation=90, **style)
+        panel.set_yticks(range(0, height, every), shown.rows[::every], **style)
         if len(places) > 1:
             panel.set_title(f"layer {layer_index}, head {head_index}", fontsize=9)
     figure.colorbar(image, ax=panels, label="weight", pad=0.02, aspect=size[1] / 0.25)
@@ -282,7 +284,7 @@ class WordVectors:
     near_learned: list[dict[str, Tensor]]  # token -> its row of the table (D,)
     near_contextual: list[dict[str, Tensor]]
     model: str
-    written: list[str]  # the word's tokens in each sentence, as the tokenizer writes them
+    written: list[str]  # the word's tokens in each sentence, as the tokenizer writes them where that can be read
 
 
 @torch.no_grad()
@@ -346,7 +348,7 @@ def word_vectors(
         near_learned=[nearest(vector) for vector in learned],
         near_contextual=[nearest(vector) for vector in contextual],
         model=model_name(model),
-        written=[" ".join(map(str, tokenizer.convert_ids_to_tokens(ids.tolist()))) for ids in pieces],
+        written=[_written(tokenizer, ids) for ids in pieces],
     )
 
 
@@ -392,6 +394,7 @@ def embedding_shift(shown: WordVectors) -> Figure:
         panel.set_xlabel(f"first principal direction ({shares[0]:.0%} of the variance)")
     for panel in panels[:, 0]:
         panel.set_ylabel(f"second ({shares[1]:.0%})")
+    families = _families([*shown.sentences, *(token for tokens in near for token in tokens)])
     for index, panel in enumerate(panels.flat):
         panel.set(xlim=(middle[0] - half, middle[0] + half), ylim=(middle[1] - half, middle[1] + half), box_aspect=1)
         for other in range(count):
@@ -404,12 +407,13 @@ def embedding_shift(shown: WordVectors) -> Figure:
             panel.plot(*place, marker, color=colour, ms=9, label=f"{name} vector; small: its nearest tokens")
             for near_place in tokens.values():
                 panel.plot(*near_place, marker, color=colour, ms=4)
-        panel.set_title(textwrap.fill(shown.sentences[index], 64), fontsize=9, parse_math=False)
+        panel.set_title(textwrap.fill(shown.sentences[index], 64), fontsize=9, parse_math=False, fontfamily=families)
         panel.grid(alpha=0.25)
     figure.legend(
         *panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=min(columns, 2), frameon=False
     )
-    figure.suptitle(f"{shown.model}: “{shown.word}” in the table of tokens, and in its sentence", parse_math=False)
+    title = f"{shown.model}: “{shown.word}” in the table of tokens, and in its sentence"
+    figure.suptitle(title, parse_math=False, fontfamily=families)
     # Everything is at its place before labels look for free room, and stays there.
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
@@ -418,11 +422,14 @@ def embedding_shift(shown: WordVectors) -> Figure:
         # Other tokens have another learned vector: at the start of a text, or with a capital.
         learned = shown.word if len({*shown.written}) == 1 else shown.written[index]
         labels = [(learned, starts[index], LINES[1]), (shown.word, ends[index], LINES[2])]
-        _label(panel, canvas.get_renderer(), labels + [(token, place, "black") for token, place in tokens.items()])
+        labels += [(token, place, "black") for token, place in tokens.items()]
+        _label(panel, canvas.get_renderer(), labels, families)
     return figure
 
 
-def _label(panel: Axes, renderer: RendererAgg, labels: Sequence[tuple[str, tuple[float, float], str]]) -> None:
+def _label(
+    panel: Axes, renderer: RendererAgg, labels: Sequence[tuple[str, tuple[float, float], str]], families: list[str]
+) -> None:
     """Write texts, (text, place, colour), each beside its point, where it hides no point, no other text, and not the
     line between the first two points."""
     points = panel.transData.transform([place for _, place, _ in labels])
@@ -433,7 +440,7 @@ def _label(panel: Axes, renderer: RendererAgg, labels: Sequence[tuple[str, tuple
     angles = [math.radians(degrees) for degrees in range(0, 360, 15)]
     for index, ((text, place, colour), point) in enumerate(zip(labels, points, strict=True)):
         label = panel.annotate(text, place, (0, 0), textcoords="offset points", color=colour, fontsize=9)
-        label.set_parse_math(False)
+        label.set(parse_math=False, fontfamily=families)
         box = label.get_window_extent(renderer)
         tries = []
         for distance, angle in itertools.product((10, 16, 26, 40), angles):
@@ -572,6 +579,27 @@ def readable(tokenizer: PreTrainedTokenizerBase, ids: Tensor) -> list[str]:
         # A part of a letter, or a sign that has no shape, stays as the tokenizer writes it.
         shown.append(text if text.isprintable() and "\N{REPLACEMENT CHARACTER}" not in text else token)
     return shown
+
+
+def _written(tokenizer: PreTrainedTokenizerBase, ids: Tensor) -> str:
+    """The tokens of a word as the tokenizer writes them, or the word, where they are bytes of its letters."""
+    tokens = [str(token) for token in tokenizer.convert_ids_to_tokens(ids.tolist())]
+    word = tokenizer.convert_tokens_to_string(tokens)
+    return " ".join(tokens) if set(word.strip()) <= set("".join(tokens)) else word.replace(" ", "␣")
+
+
+def _families(texts: Iterable[str]) -> list[str]:
+    """The fonts to write texts with: the default one, and of those on this machine the ones that have what it lacks."""
+    default = FontProperties().get_family()
+    missing = {ord(sign) for text in texts for sign in text} - get_font(findfont(FontProperties())).get_charmap().keys()
+    families = list(default)
+    for font in fontManager.ttflist if missing else ():
+        if font.style != "normal" or font.weight != 400 or font.name.startswith("Last Resort"):  # which has but boxes
+            continue
+        if found := missing & get_font(font.fname).get_charmap().keys():
+            families.append(font.name)
+            missing -= found
+    return families
 
 
 def _stacked(weights: Sequence[Tensor | None] | None, name: str) -> Tensor:
