@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokeni
 
 from hf_scratch_transformer.insight.trace import count_flops
 from tests import tiny_runs
-from training import loop, metrics
+from training import loop, metrics, publication
 
 from .hub_server import TOKEN, USER
 from .test_hub import hub, online, stranger  # noqa: F401  (two of them fixtures)
@@ -103,6 +103,22 @@ def test_a_card_says_what_the_training_took(objective, tmp_path, monkeypatch):
     last = metrics.read(tmp_path / "run/metrics.jsonl")[-1]
     assert last["event"] == "finished" and last["flops"] == flops and last["memory_mb"] == max(memory)
     assert f"| target tokens predicted in training | {last['targets']} |" in card and last["parameters"] > 1000
+
+
+def test_the_command_that_makes_a_run_again_begins_it():
+    words = [
+        "python",
+        "-m",
+        "training",
+        "demo/recipe.yaml",
+        "--resume",
+        "--seed",
+        "2",
+        "--force",
+        "true",
+        "--overwrite=true",
+    ]
+    assert publication.again([*words, "--resume"]) == ["python", "-m", "training", "demo/recipe.yaml", "--seed", "2"]
 
 
 def test_a_native_model_is_saved_without_a_card(tmp_path, capsys):

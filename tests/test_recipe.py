@@ -294,6 +294,17 @@ def test_the_page_of_the_reference_is_the_reference():
     assert reference(100) in (ROOT / "docs" / "RECIPES.md").read_text(encoding="utf-8")
 
 
+def test_the_recipe_for_a_text_of_ones_own_is_one(tmp_path, monkeypatch):
+    page = (ROOT / "docs" / "RECIPES.md").read_text(encoding="utf-8")
+    (tmp_path / "notes.yaml").write_text(re.search("```yaml\n(.*?)```", page, re.S)[1], encoding="utf-8")
+    tiny_runs.write_lines(
+        tmp_path / "notes.txt", [f"Note {number}: the river is {number} feet." for number in range(99)]
+    )
+    monkeypatch.chdir(tmp_path)
+    assert tiny_runs.main(["notes.yaml", "--optimisation.max_steps=2"]) == 0
+    assert (tmp_path / "runs" / "notes" / "model" / "config.json").exists()
+
+
 def test_the_reference_has_every_field_of_our_configurations():
     """Beside those that each configuration of transformers has."""
     inherited = {field.name for field in dataclasses.fields(PreTrainedConfig)} | {"is_encoder_decoder"}

@@ -4,6 +4,7 @@ import json
 import shlex
 import shutil
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from .base_model import PATH
 from .batches import IGNORED, Draws
 from .corpus import Corpus
 from .objectives import Batch
-from .recipe import OURS, dump
+from .recipe import ORDERS, OURS, dump
 from .run import Run, TrainingError
 
 COSTS = {
@@ -67,6 +68,16 @@ def save_model(run: Run, folder: Path) -> None:
             hub.write_model_card(temporary, records(run), run.recipe.push_to_hub)
 
 
+def again(words: Sequence[str]) -> list[str]:
+    """The words of a command line that make a run from its beginning, without what they said of an earlier one."""
+    kept: list[str] = []
+    for before, word in zip(["", *words], words, strict=False):
+        is_order = word.removeprefix("--").partition("=")[0] in ORDERS
+        is_its_value = before.removeprefix("--") in ORDERS and not word.startswith("--")
+        kept += [] if is_order or is_its_value else [word]
+    return kept
+
+
 def records(run: Run) -> hub.RunRecords:
     """What the run wrote down about itself, for the model card."""
     recipe = run.recipe
@@ -80,7 +91,7 @@ def records(run: Run) -> hub.RunRecords:
     example = next(filter(None, (textwrap.shorten(text, EXAMPLE, placeholder="") for text in every)), None)
     return hub.RunRecords(
         name=run.folder.name,
-        command=shlex.join(metrics.public(about.pop("command"))),
+        command=shlex.join(again(metrics.public(about.pop("command")))),
         dataset=Path(recipe.data.path).name if is_file else recipe.data.path,
         dataset_id=None if is_file else recipe.data.path,
         dataset_config=recipe.data.name,
