@@ -61,7 +61,7 @@ class RecipeRun(Contender):
         objective: Any = self.run.objective
         self.run.store = NoStore(self.folder, recipe.checkpoints)
         self.collate = objective.collate = CountingCollator(objective.collate, self.family == "seq2seq")
-        self.model = self.run.eval_model
+        self.model = self.run.unwrapped_model
 
     def step(self, batch: None) -> Tensor:
         run, before = self.run, self.run.state.targets
@@ -108,7 +108,7 @@ class TrainerRun(Contender):
 
     def build(self) -> None:
         run, recipe = self.ours.run, self.ours.recipe
-        config, tokenizer = run.eval_model.config, run.objective.tokenizer
+        config, tokenizer = run.unwrapped_model.config, run.objective.tokenizer
         corpus = next(run.parts(0, 0)).corpus
         window, of_target = recipe.data.window, self.native.family == "seq2seq"
         if of_target:
@@ -138,7 +138,7 @@ class TrainerRun(Contender):
             return self.native.make(shape, config.dropout, **fields)
 
         torch.manual_seed(0)
-        self.model: Any = make(match_parameters(make, shape, count_parameters(run.eval_model)))
+        self.model: Any = make(match_parameters(make, shape, count_parameters(run.unwrapped_model)))
         # Ours was given what is faster on this device and in this precision.
         self.model.set_attn_implementation(config._attn_implementation)
         if of_target:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests import tiny, tiny_runs
-from training import checkpoints
+from training import checkpoints, sharding
 from training.optimisation import optimizers
 from training.recipe import Checkpoints, parse
 
@@ -141,7 +141,7 @@ def test_weights_and_optimisers_come_back_bit_for_bit(family, tmp_path):
     updates = optimizers(model, spec)
     train(model, updates, 3)
     tensors = checkpoints.optimizer_tensors(updates, model)
-    files = {"model.safetensors": checkpoints.weights(model), "optimizer.safetensors": tensors}
+    files = {"model.safetensors": sharding.weights(model), "optimizer.safetensors": tensors}
     folder = store(tmp_path / "store").save(3, files, {})
     other = tiny.model(kind, seed=1)
     other_updates = optimizers(other, spec)
@@ -172,7 +172,7 @@ def test_weights_of_another_model_are_refused(tmp_path):
     one = tiny.model(tiny.LANGUAGE_MODELS[0])
     other = tiny.model(tiny.LANGUAGE_MODELS[0], hidden_size=64)
     with pytest.raises(checkpoints.CheckpointError, match="does not fit the model"):
-        checkpoints.load_weights(one, checkpoints.weights(other))
+        checkpoints.load_weights(one, sharding.weights(other))
 
 
 def damage(path):

@@ -209,7 +209,7 @@ def test_a_run_whose_every_step_was_left_out_publishes_nothing(tmp_path, monkeyp
 
 def test_weights_that_are_not_finite_end_the_run_at_once(tmp_path, monkeypatch, capsys):
     recipe = tiny_runs.write_recipe(tmp_path, checkpoints={"every_steps": 4}, evaluation={"every_steps": None})
-    spoil(monkeypatch, {6}, lambda run, _: next(run.eval_model.parameters()).data.fill_(float("nan")))
+    spoil(monkeypatch, {6}, lambda run, _: next(run.unwrapped_model.parameters()).data.fill_(float("nan")))
     assert tiny_runs.run(recipe, tmp_path / "run", "--log_every", "100") == 1
     assert "training: step 6: the norm of the weights is nan" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000004"]

@@ -1,7 +1,8 @@
 """Checkpoints that are either complete and verified or not there at all; safetensors and JSON only.
 
-A checkpoint is written into a hidden folder, described by a manifest of SHA-256 sums, flushed to the disk, renamed into
-place and read back; only then may older ones go. A kill at any moment leaves the last complete one untouched.
+A checkpoint is written into a hidden folder, by all processes where the weights are spread over them, described by a
+manifest of SHA-256 sums, flushed to the disk, renamed into place and read back; only then may older ones go. A kill at
+any moment leaves the last complete one untouched.
 """
 
 import json
@@ -9,13 +10,14 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -24,7 +26,9 @@ from hf_scratch_transformer.files import reading, replacing, sha256
 from . import recipe, sharding
 
 MANIFEST = "manifest.json"
-FILES = ("model.safetensors", "optimizer.safetensors", "state.json")  # that every checkpoint has
+FILES = ("model.safetensors", "optimizer.safetensors", "state.json")  # that every checkpoint has, maybe in parts
+PART = r"(.+)-\d{5}-of-\d{5}(\.\w+)"  # the name of such a part
+Result = TypeVar("Result")
 
 
 class CheckpointError(RuntimeError):
@@ -42,31 +46,35 @@ class Store:
     ) -> Path:
         """Write the checkpoint of a step: one safetensors file per entry of `files`, and `state` as JSON.
 
+        All processes call it, each with the files that it writes, which may be none; the main one does the rest.
+
         Once a step and suffix: of two checkpoints of a step, that without a suffix is the later one.
 
         Raises CheckpointError, with nothing left half-written, when the disk is full or cannot be written.
         """
-        final = self.folder / f"step-{step:08d}{suffix}"
+        final, is_main = self.folder / f"step-{step:08d}{suffix}", _rank() == 0
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with replacing(final) as temporary:
-                temporary.mkdir()
-                for name, tensors in files.items():
-                    save_file({key: tensor.detach().contiguous() for key, tensor in tensors.items()}, temporary / name)
-                (temporary / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
-                sums = {path.name: sha256(path) for path in sorted(temporary.iterdir())}
-                (temporary / MANIFEST).write_text(json.dumps(sums, indent=1), encoding="utf-8")
-                for path in (*temporary.iterdir(), temporary):
-                    _flush(path)
-            _flush(self.folder)
-            verify(final)
+            with ExitStack() as stack:
+                temporary = next(filter(None, _together(lambda: self._begin(stack, final) if is_main else None)))
+                sums = _together(lambda: _write(temporary, files))
+                _together(lambda: _describe(temporary, state, sums) if is_main else None)
+                _together(stack.close)  # the folder takes its name
+            _together(lambda: _flush(self.folder) if is_main else None)
+            _together(lambda: verify(final, [*files] if _rank() else None))
         except OSError as error:
             last = next(iter(self.complete()), None)
             kept = f"the last good one is {last}" if last else "there is none before it"
             reason = error.__cause__ or error
             raise CheckpointError(f"{final}: the checkpoint cannot be saved: {reason}; {kept}") from error
-        self._prune()
+        if is_main:
+            self._prune()
         return final
+
+    def _begin(self, stack: ExitStack, final: Path) -> Path:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        temporary = stack.enter_context(replacing(final))
+        temporary.mkdir()
+        return temporary
 
     def complete(self) -> list[Path]:
         """Checkpoints that were renamed into place, newest first; not verified. Copies by other names are not ours."""
@@ -135,13 +143,18 @@ def _was_by_signal(folder: Path) -> bool:
     return False
 
 
-def verify(folder: Path) -> None:
-    """Compare every file with the manifest. Raises CheckpointError that names the first that differs."""
+def verify(folder: Path, names: Iterable[str] | None = None) -> None:
+    """Compare files with the manifest, by default every one. Raises CheckpointError that names the first that
+    differs."""
     try:
         sums = dict(json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"{folder}: no readable {MANIFEST}") from error
-    for name, expected in {**dict.fromkeys(FILES), **sums}.items():
+    if names is None:
+        in_parts = {_whole_name(name) for name in sums}
+        names = {**dict.fromkeys(set(FILES) - in_parts), **sums}
+    for name in names:
+        expected = sums.get(name)
         if not (folder / name).is_file():
             raise CheckpointError(f"{folder}: {name} is missing")
         if sha256(folder / name) != expected:
@@ -164,32 +177,65 @@ def read_state(folder: Path) -> dict[str, Any]:
         return dict(json.loads((folder / "state.json").read_text(encoding="utf-8")))
 
 
-def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
+class Tensors(Mapping[str, Tensor]):
+    """What was saved under a file name, by one process or in parts by several: read when it is asked for, tensor by
+    tensor, and put together."""
+
+    def __init__(self, path: Path) -> None:
+        parts = sorted(each for each in path.parent.iterdir() if _whole_name(each.name) == path.name)
+        self.files = [safe_open(each, "pt") for each in parts or [path]]
+        self.where: dict[str, list[Any]] = {}
+        for file in self.files:
+            for name in file.keys():  # noqa: SIM118 (it is no mapping)
+                self.where.setdefault(name, []).append(file)
+
+    def __getitem__(self, name: str) -> Tensor:
+        parts = [file.get_tensor(name) for file in self.where[name]]
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.where)
+
+    def __len__(self) -> int:
+        return len(self.where)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a tensor, which is not read for it."""
+        shapes = [file.get_slice(name).get_shape() for file in self.where[name]]
+        return (sum(shape[0] for shape in shapes), *shapes[0][1:]) if shapes[0] else ()
+
+
+def read_tensors(folder: Path, name: str) -> Tensors:
     """What was saved under a file name."""
     with readable(folder / name):
-        return load_file(folder / name)
+        return Tensors(folder / name)
 
 
-def weights(model: torch.nn.Module) -> dict[str, Tensor]:
-    """Parameters and persistent buffers by name, each tied one once."""
-    seen: set[int] = set()
-    result = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            result[name] = tensor.detach()
-    return result
+def part_name(name: str, index: int, count: int) -> str:
+    """Of the file with one of several processes' part of what is saved under a name."""
+    stem, dot, suffix = name.rpartition(".")
+    return name if count == 1 else f"{stem}-{index + 1:05d}-of-{count:05d}{dot}{suffix}"
+
+
+def _whole_name(name: str) -> str | None:
+    match = re.fullmatch(PART, name)
+    return f"{match[1]}{match[2]}" if match else None
 
 
 @torch.no_grad()
-def load_weights(model: torch.nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copy weights into a model; both may be sharded. Raises CheckpointError when names or shapes do not fit."""
-    own = weights(model)
-    differing = sorted(own.keys() ^ tensors.keys()) or [n for n in own if own[n].shape != tensors[n].shape]
-    if differing:
-        raise CheckpointError(f"the checkpoint does not fit the model: {', '.join(differing[:5])}")
+def load_weights(model: torch.nn.Module, *many: Mapping[str, Tensor]) -> None:
+    """Copy weights into a model, or the mean of several; all may be sharded.
+
+    Raises CheckpointError when names or shapes do not fit.
+    """
+    own = sharding.weights(model)
+    for tensors in many:
+        shape = getattr(tensors, "shape", lambda name, tensors=tensors: tensors[name].shape)
+        if differing := sorted(own.keys() ^ tensors.keys()) or [n for n in own if own[n].shape != shape(n)]:
+            raise CheckpointError(f"the checkpoint does not fit the model: {', '.join(differing[:5])}")
     for name, tensor in own.items():
-        tensor.copy_(sharding.like(tensors[name], tensor))
+        one, *others = (sharding.like(tensors[name], tensor) for tensors in many)
+        tensor.copy_(sum((each.double() / len(many) for each in others), one.double() / len(many)) if others else one)
 
 
 def optimizer_tensors(optimizers: Iterable[Optimizer], model: torch.nn.Module) -> dict[str, Tensor]:
@@ -220,6 +266,43 @@ def load_optimizers(optimizers: Iterable[Optimizer], model: torch.nn.Module, ten
         if tensor.ndim:  # else a counter, which stays where it is
             tensor = sharding.like(tensor.to(parameter.device), parameter)
         state[entry] = tensor.clone()
+
+
+def _rank() -> int:
+    return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+
+
+def _together(work: Callable[[], Result]) -> list[Result]:
+    """What each process does, at once. Raises in all of them the OSError or CheckpointError of the first that fails."""
+    result, error = None, None
+    try:
+        result = work()
+    except (OSError, CheckpointError) as caught:
+        error = caught
+    every: list[Any] = [(result, error)]
+    if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+        every = every * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(every, (result, error))
+    if error := next((error for _, error in every if error is not None), None):
+        raise error
+    return [result for result, _ in every]
+
+
+def _write(folder: Path, files: Mapping[str, Mapping[str, Tensor]]) -> dict[str, str]:
+    """Write files to the disk; returns their sums as they are read back."""
+    for name, tensors in files.items():
+        save_file({key: tensor.detach().contiguous() for key, tensor in tensors.items()}, folder / name)
+        _flush(folder / name)
+    return {name: sha256(folder / name) for name in files}
+
+
+def _describe(folder: Path, state: Mapping[str, Any], sums: Iterable[Mapping[str, str]]) -> None:
+    """Write the state, and the manifest of all that is in a checkpoint."""
+    (folder / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
+    every = {name: each for some in sums for name, each in some.items()} | {"state.json": sha256(folder / "state.json")}
+    (folder / MANIFEST).write_text(json.dumps(dict(sorted(every.items())), indent=1), encoding="utf-8")
+    for path in (folder / "state.json", folder / MANIFEST, folder):
+        _flush(path)
 
 
 def _flush(path: Path) -> None:

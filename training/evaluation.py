@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.utils import gather_object
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from hf_scratch_transformer.files import write_text
 from hf_scratch_transformer.insight.records import RISING
 
-from . import metrics
+from . import metrics, sharding
 from .batches import EVALUATION, Batches
 from .corpus import Corpus
 from .objectives import Translation
@@ -66,7 +67,7 @@ def test(run: Run) -> dict[str, Any]:
     """Measure the finished model on the test split; translations are also written to `test_outputs.txt`."""
     if run.test is None:
         return {}
-    values, outputs = measure(run, run.eval_model, run.test)
+    values, outputs = measure(run, run.unwrapped_model, run.test)
     if run.is_main and outputs:
         lines = "".join(" ".join(output.split()) + "\n" for output in outputs)
         write_text(run.folder / "test_outputs.txt", lines)
@@ -107,12 +108,12 @@ def evaluate(run: Session, model: torch.nn.Module, corpus: Corpus) -> dict[str, 
     )
     sums: dict[str, torch.Tensor] = defaultdict(lambda: torch.zeros((), dtype=torch.float64, device=accelerator.device))
     targets = 0
-    for index in range(len(plan)):
-        if index % accelerator.num_processes == accelerator.process_index and not run.signal():
-            batch, count = batches[index]
+    for index, counts in _turns(run, model, len(plan)):
+        batch, count = batches[index]
+        with accelerator.autocast():
+            scores = objective.score(model, {n: v.to(accelerator.device) for n, v in batch.items()})
+        if counts:
             targets += count
-            with accelerator.autocast():
-                scores = objective.score(model, {n: v.to(accelerator.device) for n, v in batch.items()})
             for name, value in scores.items():
                 sums[name] += value
     sums["targets"] += targets
@@ -132,12 +133,31 @@ def translate(run: Session, model: torch.nn.Module, corpus: Corpus, rows: np.nda
     Raises Interrupted when one of them has received a signal.
     """
     assert isinstance(run.objective, Translation)
-    process, processes = run.accelerator.process_index, run.accelerator.num_processes
-    mine = rows[process::processes]
-    with run.accelerator.autocast():
-        texts = run.objective.translate(model, corpus, mine, num_beams, run.signal) if len(mine) else []
-    done = dict(pair for part in _gathered(run, list(zip(mine.tolist(), texts, strict=True))) for pair in part)
+    batches = run.objective.alike(corpus, rows, num_beams)
+    mine: dict[int, str] = {}
+    for index, counts in _turns(run, model, len(batches)):
+        with run.accelerator.autocast():
+            texts = run.objective.translate(model, corpus, batches[index], num_beams)
+        if counts:
+            mine |= zip(batches[index].tolist(), texts, strict=True)
+    done = {row: text for part in _gathered(run, mine) for row, text in part.items()}
     return [done[row] for row in rows.tolist()]
+
+
+def _turns(run: Session, model: torch.nn.Module, count: int) -> Iterator[tuple[int, bool]]:
+    """Which of so many batches this process does, and whether it is to count; until it is told to stop.
+
+    Of a sharded model each process needs the others to go on: all have as many turns, in some of which a batch is done
+    that another counts, and all stop at once.
+    """
+    process, processes = run.accelerator.process_index, run.accelerator.num_processes
+    is_sharded = sharding.is_sharded(model)
+    for first in range(0, count, processes):
+        if max(gather_object([run.signal()])) if is_sharded else run.signal():
+            return
+        index = first + process
+        if index < count or is_sharded:
+            yield min(index, count - 1), index < count
 
 
 def _gathered(run: Session, mine: Any) -> list[Any]:
@@ -156,6 +176,6 @@ def _evaluating(run: Run) -> Iterator[torch.nn.Module]:
     try:
         yield model
     finally:
+        if isinstance(model, FSDPModule):
+            model.reshard()  # which else waits for a backward pass
         run.unwrapped_model.train()
-        if run.is_sharded:
-            run.eval_model.cpu()  # the device may not have the memory for it while training

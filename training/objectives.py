@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,6 +23,7 @@ from .batches import IGNORED, POOL, Draws, Key, bucket, mixed_rows, permuted, po
 from .corpus import Corpus
 from .recipe import Recipe
 from .sections import RecipeError
+from .sharding import is_sharded
 
 Batch = dict[str, Tensor]
 SHOWN = 32  # tokens of a text that a sample shows, and as many of what a causal LM makes of it
@@ -160,39 +161,27 @@ class Translation(Objective):
         shifted = translator.prepare_decoder_input_ids_from_labels(batch["labels"])
         return super().predict(model, {**batch, "decoder_input_ids": shifted})
 
-    @torch.inference_mode()
-    def translate(
-        self,
-        model: Any,
-        corpus: Corpus,
-        rows: np.ndarray,
-        num_beams: int,
-        is_stopped: Callable[[], object] = lambda: False,
-    ) -> list[str]:
-        """Translations of some rows, in the order of `rows`; empty ones once it `is_stopped`.
-
-        Sentences of like length are decoded together, so that little time goes into padding and finished rows.
-        """
-        sources = corpus.columns["source"]
-        lengths = sources.lengths[rows][:, None]
-        texts: list[str] = [""] * len(rows)
+    def alike(self, corpus: Corpus, rows: np.ndarray, num_beams: int) -> list[np.ndarray]:
+        """Rows in batches of like length, to be decoded together: little time goes into padding and finished rows."""
+        lengths = corpus.columns["source"].lengths[rows][:, None]
         # A beam is a row of its own, with a cache as long as the output.
-        for batch in bucket(lengths, max(self.recipe.data.batch_tokens // num_beams, int(lengths.max()))):
-            if is_stopped():
-                break
-            encoded = self.collate(corpus, rows[batch], Draws((0,), batch), 0)
-            del encoded["labels"]
-            limit = longest_output(encoded["input_ids"].shape[1], self.recipe.data.max_length)
-            output = model.generate(
-                **{name: values.to(model.device) for name, values in encoded.items()},
-                num_beams=num_beams,
-                max_new_tokens=limit,
-                length_penalty=self.recipe.evaluation.length_penalty if num_beams > 1 else None,
-            )
-            decoded = self.tokenizer.batch_decode(output, skip_special_tokens=True)
-            for row, text in zip(batch, decoded, strict=True):
-                texts[row] = text.strip()
-        return texts
+        most = max(self.recipe.data.batch_tokens // num_beams, int(lengths.max()))
+        return [rows[batch] for batch in bucket(lengths, most)]
+
+    @torch.inference_mode()
+    def translate(self, model: Any, corpus: Corpus, rows: np.ndarray, num_beams: int) -> list[str]:
+        """Translations of some rows, in their order."""
+        encoded = self.collate(corpus, rows, Draws((0,), rows), 0)
+        del encoded["labels"]
+        limit = longest_output(encoded["input_ids"].shape[1], self.recipe.data.max_length)
+        output = model.generate(
+            **{name: values.to(model.device) for name, values in encoded.items()},
+            num_beams=num_beams,
+            max_new_tokens=limit,
+            length_penalty=self.recipe.evaluation.length_penalty if num_beams > 1 else None,
+            synced_gpus=is_sharded(model),
+        )
+        return [text.strip() for text in self.tokenizer.batch_decode(output, skip_special_tokens=True)]
 
 
 class _Windows(Objective):
@@ -316,7 +305,8 @@ class CausalLM(_Windows):
         if not count:
             return []
         torch.manual_seed(self.recipe.seed)  # each step has its own seed, so this one changes none
-        options = {"do_sample": True, "max_new_tokens": length, "pad_token_id": self.tokenizer.pad_token_id}
+        options: dict[str, Any] = {"do_sample": True, "max_new_tokens": length, "synced_gpus": is_sharded(model)}
+        options["pad_token_id"] = self.tokenizer.pad_token_id
         written = model.generate(input_ids=texts, attention_mask=torch.ones_like(texts), **options)
         pairs = zip(texts, written[:, length:], strict=True)
         return [{"text": self._documents(text), "output": self._documents(output)} for text, output in pairs]

@@ -15,7 +15,7 @@ from hf_scratch_transformer import hub
 from hf_scratch_transformer.files import replacing
 from hf_scratch_transformer.insight.trace import count_flops
 
-from . import metrics
+from . import metrics, sharding
 from .base_model import PATH
 from .batches import IGNORED, Draws
 from .corpus import Corpus
@@ -37,11 +37,12 @@ def publish(run: Run, results: dict[str, Any]) -> None:
 
     Raises TrainingError when the Hub does not take the model.
     """
+    recipe, folder = run.recipe, run.folder / "model"
+    if run.is_main:
+        run.log.write("finished", step=run.state.step, seconds=round(run.clock(), 2), **cost(run))
+    save_model(run, folder)
     if not run.is_main:
         return
-    recipe, folder = run.recipe, run.folder / "model"
-    run.log.write("finished", step=run.state.step, seconds=round(run.clock(), 2), **cost(run))
-    save_model(run, folder)
     summarise(results)
     say_where(run.folder)
     if recipe.model_card is not None:
@@ -51,8 +52,13 @@ def publish(run: Run, results: dict[str, Any]) -> None:
 
 
 def save_model(run: Run, folder: Path) -> None:
-    """Weights, code, tokenizer, generation settings and card; a native model has no code and no card."""
-    model, tokenizer, spec = run.eval_model, run.objective.tokenizer, run.recipe.evaluation
+    """Weights, code, tokenizer, generation settings and card; a native model has no code and no card. All processes
+    call it, since each may have a part of the weights; the main one writes."""
+    if not run.is_main:
+        for _ in sharding.hub_files(run.unwrapped_model, keep=False) if run.is_sharded else ():
+            pass
+        return
+    model, tokenizer, spec = run.unwrapped_model, run.objective.tokenizer, run.recipe.evaluation
     if run.recipe.objective == "translation":
         settings: dict[str, Any] = {"max_new_tokens": run.recipe.data.max_length, "num_beams": spec.num_beams}
         if spec.num_beams > 1:
@@ -61,7 +67,10 @@ def save_model(run: Run, folder: Path) -> None:
     tokenizer.model_max_length = getattr(model.config, "max_position_embeddings", tokenizer.model_max_length)
     run.draw()
     with replacing(folder) as temporary:
-        model.save_pretrained(temporary)
+        if run.is_sharded:
+            sharding.save_pretrained(model, temporary)
+        else:
+            model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
         shutil.copy(run.folder / "curves.png", temporary)
         if model.config.model_type in OURS:
@@ -118,7 +127,7 @@ def cost(run: Run) -> dict[str, float | None]:
     """What the steps of a run took, by the names of `COSTS`, as far as it is known, and the model's size."""
     flops = target_flops(run)
     return {
-        "parameters": run.eval_model.num_parameters(),
+        "parameters": run.unwrapped_model.num_parameters(),
         "targets": run.state.targets,
         "flops": None if flops is None else float(f"{flops * run.state.targets:.3g}"),
         "memory_mb": max((line.get("memory_mb", 0) for line in metrics.read(run.log.path)), default=0) or None,

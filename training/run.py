@@ -1,6 +1,6 @@
 """A run: what it is made of and how far it is; set up from a recipe, saved, resumed, and finished."""
 
-import copy
+import contextlib
 import dataclasses
 import json
 import math
@@ -117,7 +117,6 @@ class Run(Session):
 
     model: torch.nn.Module  # as it is trained: compiled, inside DistributedDataParallel
     unwrapped_model: PreTrainedModel  # the same weights, maybe sharded
-    eval_model: PreTrainedModel  # to measure and to publish: `unwrapped_model`, or a copy of it where that is sharded
     ema_model: AveragedModel | None  # moving average of the weights, sharded as they are
     optimizers: list[Optimizer]
     parts: Callable[[int, int], Iterator[corpus.Part]]  # (epoch, first part)
@@ -145,7 +144,7 @@ class Run(Session):
     @property
     def is_sharded(self) -> bool:
         """Whether the weights are spread over the processes."""
-        return self.eval_model is not self.unwrapped_model
+        return sharding.is_sharded(self.unwrapped_model)
 
     @property
     def is_main(self) -> bool:
@@ -185,13 +184,8 @@ class Run(Session):
         self.loss_sum.zero_()
 
     def measured_model(self) -> PreTrainedModel:
-        """A plain module with the weights to measure, averaged where the run keeps an average."""
-        source = self.unwrapped_model if self.ema_model is None else self.ema_model.module
-        if not self.is_sharded:
-            return source
-        self.eval_model.to(self.accelerator.device)
-        checkpoints.load_weights(self.eval_model, checkpoints.weights(source))
-        return self.eval_model
+        """The model with the weights to measure, averaged where the run keeps an average."""
+        return self.unwrapped_model if self.ema_model is None else self.ema_model.module
 
     def draw(self) -> None:
         """Bring `curves.png` up to date."""
@@ -299,7 +293,10 @@ def prepare(recipe: Recipe, accelerator: Accelerator, where: Path, started: floa
         torch.set_float32_matmul_precision("high")
     sources.check_splits(recipe.data)
     objective = OBJECTIVES[recipe.objective](recipe, open_tokenizer(recipe, where, accelerator))
-    model = build_model(recipe, accelerator, objective)
+    # A model that goes on from another is read whole.
+    unfilled = sharding.Unfilled() if plugin is not None and PATH not in recipe.model else None
+    with unfilled or contextlib.nullcontext():
+        model = build_model(recipe, accelerator, objective)
     if recipe.optimisation.gradient_checkpointing or (plugin is not None and plugin.activation_checkpointing):
         try:
             with warnings.catch_warnings():  # its name in every version that we take
@@ -321,14 +318,13 @@ def prepare(recipe: Recipe, accelerator: Accelerator, where: Path, started: floa
             raise RecipeError(f"data.splits.{role}: too short for a single prediction")
     if accelerator.is_main_process:
         announce(accelerator, objective, model, {"train": train, **held_out}, is_sharded=plugin is not None)
-    spec, ema_model, eval_model = recipe.optimisation, None, model
+    spec, ema_model = recipe.optimisation, None
     prepared = accelerator.prepare(model) if plugin is None else model
     if spec.final_weights == "ema":
         ema_model = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(spec.ema_decay))
     if plugin is not None:
-        eval_model = copy.deepcopy(model)
         for module in (model, ema_model.module) if ema_model is not None else (model,):
-            sharding.shard(module, plugin, accelerator)
+            sharding.shard(module, plugin, accelerator, unfilled)
     prepared.train()
     if spec.compile:
         prepared = torch.compile(prepared, dynamic=True)
@@ -338,7 +334,6 @@ def prepare(recipe: Recipe, accelerator: Accelerator, where: Path, started: floa
         objective=objective,
         model=prepared,
         unwrapped_model=model,
-        eval_model=eval_model,
         ema_model=ema_model,
         optimizers=optimizers(model, spec),
         parts=parts,
@@ -435,7 +430,7 @@ def check_weights(model: torch.nn.Module, step: int) -> None:
 
 
 def save(run: Run, score: float | None = None, by_signal: bool = False) -> None:
-    """Write a checkpoint of the run; all processes call it, the main one writes.
+    """Write a checkpoint of the run; all processes call it. The main one writes, or each its part of sharded weights.
 
     Args:
         score: of the evaluation at this step; lower is better.
@@ -449,24 +444,26 @@ def save(run: Run, score: float | None = None, by_signal: bool = False) -> None:
     if run.ema_model is not None:
         check_weights(run.ema_model.module, state.step)
         state.n_averaged = int(run.ema_model.n_averaged)
-    files = {name: sharding.gather(tensors, keep=run.is_main) for name, tensors in saved_tensors(run).items()}
-    if run.is_main:
-        # By now evaluations have been timed by a later clock than the step.
-        elapsed = {"seconds": max(state.seconds, run.clock())}
-        record = {"state": dataclasses.asdict(state) | elapsed, "identity": run.identity, "score": score}
-        record["by_signal"] = by_signal
-        run.store.save(state.step, files, record, "-unmeasured" if state.unmeasured else "")
-    run.accelerator.wait_for_everyone()
+    files: dict[str, dict[str, torch.Tensor]] = {}
+    for name, tensors in saved_tensors(run).items() if run.is_main or run.is_sharded else ():
+        own, index, count = sharding.part(tensors)
+        if own:
+            files[checkpoints.part_name(name, index, count)] = own
+    # By now evaluations have been timed by a later clock than the step.
+    elapsed = {"seconds": max(state.seconds, run.clock())}
+    record = {"state": dataclasses.asdict(state) | elapsed, "identity": run.identity, "score": score}
+    record["by_signal"] = by_signal
+    run.store.save(state.step, files, record, "-unmeasured" if state.unmeasured else "")
 
 
 def saved_tensors(run: Run) -> dict[str, dict[str, torch.Tensor]]:
     """What a checkpoint holds of tensors, by its files; maybe sharded."""
     files = {
-        "model.safetensors": checkpoints.weights(run.unwrapped_model),
+        "model.safetensors": sharding.weights(run.unwrapped_model),
         "optimizer.safetensors": checkpoints.optimizer_tensors(run.optimizers, run.unwrapped_model),
     }
     if run.ema_model is not None:
-        files["average.safetensors"] = checkpoints.weights(run.ema_model.module)
+        files["average.safetensors"] = sharding.weights(run.ema_model.module)
     return files
 
 
@@ -554,7 +551,7 @@ def finish(run: Run) -> None:
     Damaged checkpoints are named and set aside. Raises CheckpointError when none is left of those that are needed,
     TrainingError when weights are not finite, or every step was left out.
     """
-    choice, spec, model = run.recipe.optimisation.final_weights, run.recipe.optimisation, run.eval_model
+    choice, spec, model = run.recipe.optimisation.final_weights, run.recipe.optimisation, run.unwrapped_model
     if 0 < run.state.step == run.state.skipped_steps:
         raise TrainingError(f"the gradient of none of the {run.state.step} steps was finite: nothing was learned")
     if choice in ("best", "mean"):
@@ -564,12 +561,7 @@ def finish(run: Run) -> None:
             run.store.set_aside(damaged)
         if not found:
             raise checkpoints.CheckpointError(f"optimisation.final_weights: no sound checkpoint is left for {choice}")
-        sums: dict[str, torch.Tensor] = {}
-        for path in found:
-            for name, tensor in checkpoints.read_tensors(path, "model.safetensors").items():
-                sums[name] = sums.get(name, 0) + tensor.double() / len(found)
-        checkpoints.load_weights(model, sums)
+        checkpoints.load_weights(model, *(checkpoints.read_tensors(path, "model.safetensors") for path in found))
     elif (measured := run.measured_model()) is not model:
-        checkpoints.load_weights(model, checkpoints.weights(measured))
+        checkpoints.load_weights(model, sharding.weights(measured))
     check_weights(model, run.state.step)
-    model.to(run.accelerator.device)
