@@ -311,7 +311,7 @@ def test_a_run_is_made_longer(tmp_path, monkeypatch, capsys):
     seconds = [line["seconds"] for line in lines]
     assert seconds == sorted(seconds)
     card = (tmp_path / "run" / "model" / "README.md").read_text()
-    assert str(tmp_path) not in card and "recipe.yaml --output_dir=run --resume" in card
+    assert str(tmp_path) not in card and "recipe.yaml --output_dir=run\n" in card
 
 
 @pytest.mark.parametrize("choice", ["ema", "mean", "best"])

@@ -1,5 +1,6 @@
 """FSDP2: two processes with half of everything each train, save, resume and publish as one process does."""
 
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -210,6 +211,43 @@ def test_what_would_be_left_undone_is_refused(asked, message, monkeypatch):
     with pytest.raises(RecipeError, match=message):
         sharding.plugin(SimpleNamespace(num_processes=2))
     assert sharding.plugin(SimpleNamespace(num_processes=1)) is None, "nobody to share with"
+
+
+PEAK = """
+import os, resource, sys
+from accelerate import Accelerator
+from tests import tiny_runs
+
+Accelerator.end_training = lambda self: None
+assert tiny_runs.run(sys.argv[1], sys.argv[2]) == 0
+print(f"peak {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024} MiB", flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.slow
+def test_half_of_a_large_model_takes_little_more_than_half_of_the_memory(tmp_path):
+    """From the start to the saved model, 400 million parameters, single precision, AdamW."""
+    recipe = tiny_runs.write_recipe(
+        tmp_path,
+        "causal_lm",
+        model={"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 16},
+        optimisation={"optimizer": "adamw", "max_steps": 2},
+        checkpoints={"every_steps": 1},
+        evaluation={"every_steps": 1, "samples": 0},
+    )
+    (tmp_path / "program.py").write_text(PEAK, encoding="utf-8")
+    peaks = {}
+    for processes, asked in ((1, {}), (2, ASKED)):
+        said = tiny_runs.launch(
+            tmp_path / "program.py", recipe, tmp_path / f"{processes}", processes=processes, **asked
+        )
+        peaks[processes] = [int(peak) for peak in re.findall(r"peak (\d+) MiB", said)]
+        assert len(peaks[processes]) == processes and re.search(r": (\d)\d\d,\d{3},\d{3} parameters", said)[1] == "4"
+    print(peaks)
+    one, two = tiny_runs.losses(tmp_path / "1"), tiny_runs.losses(tmp_path / "2")
+    assert max(abs(one[step] - two[step]) for step in one) < 1e-4
+    assert max(peaks[2]) <= 0.6 * peaks[1][0], peaks
 
 
 def events(output: Path, event: str) -> list[dict]:

@@ -445,10 +445,9 @@ def save(run: Run, score: float | None = None, by_signal: bool = False) -> None:
         check_weights(run.ema_model.module, state.step)
         state.n_averaged = int(run.ema_model.n_averaged)
     files: dict[str, dict[str, torch.Tensor]] = {}
-    for name, tensors in saved_tensors(run).items() if run.is_main or run.is_sharded else ():
-        own, index, count = sharding.part(tensors)
-        if own:
-            files[checkpoints.part_name(name, index, count)] = own
+    if (place := sharding.place(run.unwrapped_model)) is not None:
+        saved = saved_tensors(run).items()
+        files = {checkpoints.part_name(name, *place): sharding.part(tensors, place[0]) for name, tensors in saved}
     # By now evaluations have been timed by a later clock than the step.
     elapsed = {"seconds": max(state.seconds, run.clock())}
     record = {"state": dataclasses.asdict(state) | elapsed, "identity": run.identity, "score": score}

@@ -20,7 +20,7 @@ from accelerate.utils import FullyShardedDataParallelPlugin
 from huggingface_hub import split_state_dict_into_shards_factory
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.distributed import is_initialized
+from torch.distributed import get_rank, is_initialized
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -38,7 +38,7 @@ from hf_scratch_transformer.files import write_text
 
 from .sections import RecipeError
 
-FILE_SIZE = "2GB"  # of weights in a repository of the Hub, which one process has to hold
+FILE_SIZE = "500MB"  # of weights in a repository of the Hub, which one process has to hold
 MESH = "ACCELERATE_USE_PARALLELISM_CONFIG"  # what `accelerate launch --use_parallelism_config` sets
 
 
@@ -241,19 +241,24 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
     return result
 
 
-def part(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int, int]:
-    """This process's rows of sharded tensors, the number of the part and of how many; what is not sharded belongs to
-    the first part. Of several copies of a model, only one has parts."""
-    meshes = (tensor.device_mesh for tensor in tensors.values() if isinstance(tensor, DTensor))
-    mesh = next(meshes, None)
-    *copy, index = (0,) if mesh is None else mesh.get_coordinate() or (0,)
+def place(model: nn.Module) -> tuple[int, int] | None:
+    """Which part of the weights this process has, and of how many; of several copies, only one has parts."""
+    mesh = next((tensor.device_mesh for tensor in model.parameters() if isinstance(tensor, DTensor)), None)
+    if mesh is None:
+        return (0, 1) if not is_initialized() or get_rank() == 0 else None
+    *copy, index = mesh.get_coordinate() or (0,)
+    return None if any(copy) else (index, mesh.shape[-1])
+
+
+def part(tensors: Mapping[str, Tensor], index: int) -> dict[str, Tensor]:
+    """This process's rows of sharded tensors; what is not sharded belongs to the first part."""
     rows: dict[str, Tensor] = {}
-    for name, tensor in tensors.items() if not any(copy) else ():
-        own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    for name, tensor in tensors.items():
         is_split = isinstance(tensor, DTensor) and any(placement.is_shard() for placement in tensor.placements)
+        own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         if own.numel() if is_split else index == 0:
             rows[name] = own
-    return rows, index, 1 if mesh is None else mesh.shape[-1]
+    return rows
 
 
 def save_pretrained(model: PreTrainedModel, folder: Path) -> None:
