@@ -232,7 +232,7 @@ def test_half_of_a_large_model_takes_little_more_than_half_of_the_memory(tmp_pat
         tmp_path,
         "causal_lm",
         model={"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 16},
-        optimisation={"optimizer": "adamw", "max_steps": 2},
+        optimisation={"optimizer": "adamw", "max_steps": 2, "learning_rate": 1e-6},
         checkpoints={"every_steps": 1},
         evaluation={"every_steps": 1, "samples": 0},
     )
