@@ -54,6 +54,51 @@ def test_minutes_that_cannot_be_are_named(given, tmp_path, capsys):
     assert f"--minutes: must be a number above 0, got {given!r}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("objective", tiny_runs.OBJECTIVES)
+def test_the_model_that_fits_into_some_minutes(objective, tmp_path, monkeypatch, capsys):
+    """Larger for more of them, in the recipe's proportions, and 20 targets for each of its parameters."""
+    recipe = tiny_runs.write_recipe(tmp_path, objective, evaluation={"every_steps": None})
+    monkeypatch.setattr(
+        plan.loop, "timed", lambda run, count: iter([(run.unwrapped_model.num_parameters() / 1e6, 40)] * count)
+    )
+    sizes = []
+    for minutes in (40, 1000):
+        found = planned(capsys, recipe, "--minutes", str(minutes), "--fit")
+        words = found[f"for {minutes} minutes"].split()
+        fields = dict(zip(words[::2], map(int, words[1::2]), strict=True))
+        assert fields["--model.hidden_size"] == 8 * fields["--model.num_attention_heads"]
+        parameters = int(found["parameters"].split()[0].replace(",", ""))
+        steps = int(found[f"in {minutes} minutes"].split()[1])
+        sizes.append(parameters)
+        assert 1 <= 40 * steps / (plan.TARGETS_A_PARAMETER * parameters) < 6, "one layer more is too much"
+        again = planned(capsys, recipe, *words)
+        assert again["parameters"].split() == found["parameters"].split()
+    assert sizes[0] < sizes[1]
+    assert main(["plan", str(recipe), "--minutes", "0.001", "--fit"]) == 2
+    assert "--minutes: 0.001 are too few for a model of one layer" in capsys.readouterr().err
+
+
+def test_the_time_on_gpus(tmp_path, capsys):
+    recipe = tiny_runs.write_recipe(tmp_path, optimisation={"max_steps": 10**9})
+    one, eight = (planned(capsys, recipe, f"--gpus={number}xH100") for number in (1, 8))
+    total = float(one["operations"].split()[0])
+    assert one["on 1 H100"].split(" in bf16")[0].strip() == plan._duration(total / (plan.MFU * 989e12))
+    assert "GB each in DDP" in eight["on 8 H100"]
+
+
+def test_options_that_cannot_be_are_named(tmp_path, capsys):
+    recipe, native = tiny_runs.write_recipe(tmp_path), tmp_path / "native.yaml"
+    native.write_text(recipe.read_text().replace("scratch_seq2seq", "marian"), encoding="utf-8")
+    for words, said in [
+        ([recipe, "--fit"], "--fit: give --minutes as well"),
+        ([recipe, "--gpus", "8"], "--gpus: must be a number of GPUs and their kind, as 8xH100, one of B200"),
+        ([recipe, "--gpus", "8xRadeon"], "got '8xRadeon'"),
+        ([recipe, "--gpus=0xH100"], "got '0xH100'"),
+    ]:
+        assert main(["plan", *map(str, words)]) == 2
+        assert said in capsys.readouterr().err
+
+
 def test_a_plan_of_two_processes_is_said_once(tmp_path):
     recipe = tiny_runs.write_recipe(tmp_path)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]

@@ -228,10 +228,11 @@ os._exit(0)
 @pytest.mark.slow
 def test_half_of_a_large_model_takes_little_more_than_half_of_the_memory(tmp_path):
     """From the start to the saved model, 400 million parameters, single precision, AdamW."""
+    large = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 16}
     recipe = tiny_runs.write_recipe(
         tmp_path,
         "causal_lm",
-        model={"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 16},
+        model=large | {"dropout": 0.0},
         optimisation={"optimizer": "adamw", "max_steps": 2, "learning_rate": 1e-6},
         checkpoints={"every_steps": 1},
         evaluation={"every_steps": 1, "samples": 0},

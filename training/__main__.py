@@ -3,7 +3,7 @@
     accelerate launch -m training RECIPE.yaml [--key value ...]
     python -m training evaluate MODEL --data PATH [--key value ...]
     python -m training prepare RECIPE.yaml [--key value ...]
-    python -m training plan RECIPE.yaml [--minutes M] [--key value ...]
+    python -m training plan RECIPE.yaml [--minutes M [--fit]] [--gpus 8xH100] [--key value ...]
 
 Where the package is installed, it is `hf_scratch_transformer.training`, and `scratch-transformer train` and `evaluate`
 are the same in one process. RECIPE may also be the name of one that comes with it.
@@ -105,7 +105,8 @@ HELP = f"""\
 usage: accelerate launch -m {__package__} RECIPE.yaml [--key value ...]
        python -m {__package__} evaluate MODEL --data PATH [--key value ...]
        python -m {__package__} prepare RECIPE.yaml [--key value ...]
-       python -m {__package__} plan RECIPE.yaml [--minutes M] [--key value ...]
+       python -m {__package__} plan RECIPE.yaml [--minutes M [--fit]]
+           [--gpus 8xH100] [--key value ...]
 
 Train a model from a recipe, a YAML file of the fields below. On the command
 line, which wins, keys are dotted: `--key value`, or `--key` alone for true.
@@ -115,8 +116,9 @@ The second line measures a finished model, ours or a native one, on the test
 split of a file, a folder or a Hub dataset, and writes nothing. Of the fields it
 heeds objective, data, evaluation, optimisation and seed. The third tokenises
 the training split ahead of a run, which else does so at its first start. The
-last does a few steps and says what the run will take, and with --minutes, how
-many steps fit into these.
+last does a few steps and says what the run will take, with --minutes, how many
+steps fit into these, with --fit beside it, of a model of which size, and with
+--gpus, how long the run takes on these.
 """
 
 

@@ -211,13 +211,13 @@ def _is_due(run: Run, what: str, spec: Evaluation | Checkpoints, last_chance: bo
 
 def _log_training(run: Run, bar: ProgressBar, norm: float) -> None:
     """One line of training loss and speed, over the steps since the line before."""
-    state = run.state
+    state, now = run.state, run.clock()  # which processes have told each other only as it was a step ago
     run.collect_loss()
-    seconds = max(state.seconds - state.window_start, 1e-9)
+    seconds = max(now - state.window_start, 1e-9)
     values = {
         "step": state.step,
         "epoch": state.epoch,
-        "seconds": round(state.seconds, 2),
+        "seconds": round(now, 2),
         "targets": state.targets,
         "loss": state.window_loss_sum / max(state.window_targets, 1),
         "tokens_per_second": round(state.window_targets / seconds, 1),
@@ -234,7 +234,7 @@ def _log_training(run: Run, bar: ProgressBar, norm: float) -> None:
         run.log.write("train", **values)
         bar.update(state.step, loss=f"{values['loss']:.3f}", tokens=f"{values['tokens_per_second']:,.0f}/s")
     run.accelerator.log({k: v for k, v in values.items() if k not in ("step", "seconds")}, step=state.step)
-    state.window_loss_sum, state.window_targets, state.window_start, run.data_seconds = 0.0, 0, state.seconds, 0.0
+    state.window_loss_sum, state.window_targets, state.window_start, run.data_seconds = 0.0, 0, now, 0.0
 
 
 def _log_evaluation(run: Run, bar: ProgressBar, values: dict[str, Any]) -> None:

@@ -1,47 +1,77 @@
 """What a run will take on this machine, measured on its first steps before it begins; nothing is written but the cache.
 
-python -m training plan RECIPE.yaml [--minutes M] [--key value ...]
+python -m training plan RECIPE.yaml [--minutes M [--fit]] [--gpus 8xH100] [--key value ...]
 """
 
+import bisect
 import math
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
+from accelerate import init_empty_weights
+
+from hf_scratch_transformer import ScratchConfig
 from hf_scratch_transformer.onednn import onednn_products
 
 from . import evaluation, loop
+from .base_model import PATH, build_config
 from .metrics import used_memory
 from .publication import target_flops
 from .recipe import parse
-from .roofline import best_rate
+from .roofline import SHEETS, best_rate
 from .run import Run, open_accelerator, prepare, saved_tensors
 from .sections import RecipeError
 
 WARMUP, MEASURED = 3, 10  # steps: in the first of them much is allocated, and maybe compiled
-LIMIT = "--minutes"
+MINUTES, FIT, GPUS = "--minutes", "--fit", "--gpus"
+TARGETS_A_PARAMETER = 20  # of a model whose training makes most of its operations (Hoffmann et al. 2022)
+LARGEST = 64  # times as wide and deep as the recipe's is the largest model that is tried
+OF_TOKENS = ("vocab_size", "decoder_vocab_size", "share_encoder_decoder_embeddings")  # fields that a tokenizer decides
+MFU = 0.4  # that is assumed of GPUs, which nobody has measured yet
 
 
 def plan(words: Sequence[str]) -> None:
-    """Print what the run of a command line will take, and with `--minutes` the steps that fit into so many.
+    """Print what the run of a command line will take: with `--minutes` the steps that fit into so many, with `--fit`
+    beside it of a model whose width and depth fit too, with `--gpus 8xH100` the time on these.
 
-    Raises RecipeError when the recipe or its data cannot be used, or the minutes are no number above 0.
+    Raises RecipeError when the recipe or its data cannot be used, or an option is no number or kind of GPU.
     """
-    words, minutes = _limited(words)
-    with tempfile.TemporaryDirectory() as folder:
-        recipe = parse([*words, "--output_dir", folder]).model_copy(update={"resume": False, "trackers": ()})
-        accelerator = open_accelerator(recipe)
-        with onednn_products():
-            report = measured(prepare(recipe, accelerator, Path(folder), time.monotonic()), minutes)
-    if accelerator.is_main_process:
+    words, options = _options(words)
+    minutes, gpus = _minutes(options), _gpus(options.get(GPUS))
+    if FIT in options and minutes is None:
+        raise RecipeError(f"{FIT}: give {MINUTES} as well, into which the model is to fit")
+    for _ in range(3 if FIT in options else 1):  # a model of another size makes other use of the machine
+        run, report, pace = _measured(words, minutes, gpus)
+        sizes = _fitting(run, pace, minutes) if FIT in options and minutes is not None else {}
+        if all(run.recipe.model.get(name) == size for name, size in sizes.items()):
+            break
+        words += [f"--model.{name}={size}" for name, size in sizes.items()]
+    if sizes:
+        fitted = " ".join(f"--model.{name} {run.recipe.model[name]}" for name in sizes)
+        report = {f"for {minutes:g} minutes": fitted} | report
+    if run.is_main:
         width = max(map(len, report))
         print(*(f"{name:{width}}  {value}" for name, value in report.items()), sep="\n")
 
 
-def measured(run: Run, minutes: float | None = None) -> dict[str, str]:
-    """What a run of which no step is done will take, by names; it is no longer fit to be trained."""
+def _measured(
+    words: Sequence[str], minutes: float | None, gpus: tuple[int, str] | None
+) -> tuple[Run, dict[str, str], float]:
+    with tempfile.TemporaryDirectory() as folder:
+        recipe = parse([*words, "--output_dir", folder]).model_copy(update={"resume": False, "trackers": ()})
+        accelerator = open_accelerator(recipe)
+        with onednn_products():
+            run = prepare(recipe, accelerator, Path(folder), time.monotonic())
+            return run, *measured(run, minutes, gpus)
+
+
+def measured(run: Run, minutes: float | None, gpus: tuple[int, str] | None) -> tuple[dict[str, str], float]:
+    """What a run of which no step is done will take, by names, and the seconds for a target; it is no longer fit to be
+    trained."""
     spec, every = run.recipe.optimisation, run.recipe.evaluation.every_steps
     times = list(loop.timed(run, min(WARMUP + MEASURED, spec.max_steps)))
     warm = times[WARMUP:] or times
@@ -69,31 +99,99 @@ def measured(run: Run, minutes: float | None = None) -> dict[str, str]:
         best = best_rate(run.accelerator.device, spec.precision, run.accelerator.mixed_precision)
         share = f"{rate / best / run.accelerator.num_processes:.0%} of what large matrices reach"
         report["operations"] = f"{total:.2e} in all, {rate / 1e9:,.1f} billion a second, {share}"
+        if gpus is not None:
+            number, kind = gpus
+            model = run.unwrapped_model
+            gradients = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+            taken = _duration(total / (number * MFU * SHEETS[kind]))
+            report[f"on {number} {kind}"] = (
+                f"{taken} in bf16 at an assumed MFU of {MFU:.0%}; for weights, gradients and optimiser "
+                f"{(saved + gradients) / 1e9:,.2f} GB each in DDP, {(saved + gradients) / number / 1e9:,.2f} in FSDP2"
+            )
+    elif gpus is not None:
+        raise RecipeError(f"{GPUS}: needs data.splits.validation, in whose text operations are counted")
     if minutes is not None:
         fitting = int(60 * minutes / (step + (each / every if every else 0.0)))
         report[f"in {minutes:g} minutes"] = f"--optimisation.max_steps {fitting}"
-    return report
+    return report, step / targets
 
 
-def _limited(words: Sequence[str]) -> tuple[list[str], float | None]:
-    """The words of the recipe, and the minutes among them."""
-    rest, given = [], None
+def _fitting(run: Run, pace: float, minutes: float) -> dict[str, int]:
+    """The sizes, in the proportions of the recipe's, of the model that makes most of so many minutes: the largest that
+    gets `TARGETS_A_PARAMETER` targets for each of its parameters. `pace` is the seconds that the run's takes for one.
+
+    Raises RecipeError for a native model, and for minutes that are too few for a single layer.
+    """
+    given, config = run.recipe.model, run.unwrapped_model.config
+    if not isinstance(config, ScratchConfig) or PATH in given:
+        raise RecipeError(f"{FIT}: only for new models of ours, whose sizes go by the same names")
+    depths = [name for name in ("num_hidden_layers", "encoder_layers", "decoder_layers") if name in vars(config)]
+    deepest = max(getattr(config, name) for name in depths)
+    tokens = {name: value for name, value in vars(config).items() if name in OF_TOKENS}
+    shared = config.num_key_value_heads or config.num_attention_heads
+    groups = config.num_attention_heads // shared
+
+    whole = max(deepest, shared)  # the size as it is, of which others are so many parts
+
+    def scaled(size: int) -> dict[str, int]:
+        heads = groups * max(1, round(shared * size / whole))
+        width = config.hidden_size * heads // config.num_attention_heads
+        sizes = {"hidden_size": width, "num_attention_heads": heads}
+        sizes["intermediate_size"] = 8 * max(1, round(config.intermediate_size * width / config.hidden_size / 8))
+        if groups > 1:
+            sizes["num_key_value_heads"] = heads // groups
+        return sizes | {name: max(1, round(getattr(config, name) * size / whole)) for name in depths}
+
+    def seconds(size: int) -> float:
+        with init_empty_weights(), torch.random.fork_rng([]):
+            model = type(run.unwrapped_model)(build_config(given | scaled(size), tokens))
+        parameters, before = model.num_parameters(), run.unwrapped_model.num_parameters()
+        return pace * parameters / before * TARGETS_A_PARAMETER * parameters
+
+    size = bisect.bisect_right(range(1, LARGEST * whole + 1), 60 * minutes, key=seconds)
+    if not size:
+        least = math.ceil(seconds(1) / 60)
+        raise RecipeError(f"{MINUTES}: {minutes:g} are too few for a model of one layer, which takes {least}")
+    return scaled(size)
+
+
+def _options(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """The words of the recipe, and what is asked for among them."""
+    rest: list[str] = []
+    options: dict[str, str] = {}
     iterator = iter(words)
     for word in iterator:
         name, _, text = word.partition("=")
-        if name != LIMIT:
+        if name == FIT:
+            options[name] = text
+        elif name in (MINUTES, GPUS):
+            options[name] = text or next(iterator, "")
+        else:
             rest.append(word)
-            continue
-        given = text or next(iterator, "")
-    if given is None:
-        return rest, None
+    return rest, options
+
+
+def _minutes(options: Mapping[str, str]) -> float | None:
+    if MINUTES not in options:
+        return None
     try:
-        minutes = float(given)
+        minutes = float(options[MINUTES])
     except ValueError:
         minutes = math.nan
     if not 0 < minutes < math.inf:
-        raise RecipeError(f"{LIMIT}: must be a number above 0, got {given!r}")
-    return rest, minutes
+        raise RecipeError(f"{MINUTES}: must be a number above 0, got {options[MINUTES]!r}")
+    return minutes
+
+
+def _gpus(given: str | None) -> tuple[int, str] | None:
+    """`8xH100`: how many, and of which kind on the data sheets."""
+    if given is None:
+        return None
+    number, _, kind = given.partition("x")
+    if not number.isdecimal() or int(number) < 1 or kind not in SHEETS:
+        kinds = ", ".join(SHEETS)
+        raise RecipeError(f"{GPUS}: must be a number of GPUs and their kind, as 8xH100, one of {kinds}; got {given!r}")
+    return int(number), kind
 
 
 def _duration(seconds: float) -> str:
