@@ -213,6 +213,53 @@ def test_what_would_be_left_undone_is_refused(asked, message, monkeypatch):
     assert sharding.plugin(SimpleNamespace(num_processes=1)) is None, "nobody to share with"
 
 
+SPREAD = {
+    "one": (1, {}),
+    "DDP": (2, {}),
+    "FSDP2": (2, ASKED),
+    "HSDP, 2 x 1": (
+        2,
+        ASKED | MESH | {"PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "2", "PARALLELISM_CONFIG_DP_SHARD_SIZE": "1"},
+    ),
+    "HSDP, 2 x 2": (4, ASKED | MESH | {"PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "2"}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", tiny_runs.OBJECTIVES)
+def test_a_hundred_steps_are_the_same_however_they_are_spread(objective, tmp_path):
+    """Among processes, and among the workers that make their batches; and resumed in the middle, by one process too."""
+    recipe = tiny_runs.write_recipe(
+        tmp_path,
+        objective,
+        model={"dropout": 0.0},
+        optimisation={"max_steps": 100, "warmup_steps": 10, "learning_rate": 0.001, "optimizer": "adamw"},
+        evaluation={"every_steps": None},
+        checkpoints={"every_steps": 50, "keep_last": 2},
+    )
+    losses = {}
+    for name, (processes, asked) in SPREAD.items():
+        for workers in (0, 4):
+            output = tmp_path / f"{name} {workers}"
+            words = ["-m", "training", recipe, "--output_dir", output, "--data.workers", str(workers)]
+            tiny_runs.launch(*words, processes=processes, **asked)
+            losses[name, workers] = tiny_runs.losses(output)
+    middle = tmp_path / "FSDP2 0" / "checkpoints"
+    for name, (processes, asked) in {"again": SPREAD["FSDP2"], "by one": SPREAD["one"]}.items():
+        shutil.copytree(tmp_path / "FSDP2 0", tmp_path / name)
+        shutil.rmtree(tmp_path / name / "checkpoints" / sorted(path.name for path in middle.iterdir())[-1])
+        words = ["-m", "training", recipe, "--output_dir", tmp_path / name, "--resume"]
+        assert "resuming" in tiny_runs.launch(*words, processes=processes, **asked)
+        losses[name, 0] = tiny_runs.losses(tmp_path / name)
+    first = losses["one", 0]
+    apart = {key: max(abs(first[step] - each[step]) for step in first) for key, each in losses.items()}
+    print(objective, apart)
+    assert len(first) == 100 and all(each.keys() == first.keys() for each in losses.values())
+    assert losses["again", 0] == losses["FSDP2", 0] == losses["FSDP2", 4]
+    assert losses["one", 0] == losses["one", 4]
+    assert max(apart.values()) < 1e-5
+
+
 PEAK = """
 import os, resource, sys
 from accelerate import Accelerator
