@@ -124,7 +124,7 @@ def test_early_stopping_ends_a_run_without_progress(tmp_path):
     assert max(tiny_runs.losses(tmp_path / "run")) == 6  # the first evaluation is the best, two more are in vain
 
 
-def test_samples_keep_documents_apart(tmp_path):
+def test_samples_keep_documents_apart(tmp_path, capsys):
     """They lie one after the other in the stream, with nothing between them that is shown."""
     recipe = tiny_runs.write_recipe(
         tmp_path, "causal_lm", data={"window": 32}, optimisation={"max_steps": 1}, evaluation={"every_steps": 1}
@@ -134,6 +134,7 @@ def test_samples_keep_documents_apart(tmp_path):
     assert tiny_runs.run(recipe, tmp_path / "run") == 0
     line = next(line for line in metrics.read(tmp_path / "run" / "metrics.jsonl") if line["event"] == "evaluation")
     assert "one two\nthree\nfour" in line["samples"][0]["text"]
+    assert "one two ↵ three ↵ four" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("objective", tiny_runs.OBJECTIVES)
@@ -154,7 +155,8 @@ def test_evaluations_show_what_the_model_writes_and_change_nothing_by_it(objecti
                     assert sample.keys() <= {"source", "text", "reference", "output"} and (
                         sample.get("text") or sample.get("source")
                     )
-                    assert f"    output    {' '.join(sample['output'].split())}\n" in said
+                    output = " ".join(sample["output"].strip().replace("\n", " ↵ ").split())
+                    assert f"    output    {output}\n" in said
                 if objective == "masked_lm":
                     assert any("[MASK]" in sample["text"] for sample in line["samples"]) == bool(count)
                     assert not any("[MASK]" in sample["reference"] for sample in line["samples"])

@@ -507,6 +507,7 @@ def test_the_command_says_in_a_line_what_is_wrong(folders, tmp_path):
         (["attention", encoder, RIVER, "-o", tmp_path / "no" / "out.png"], "there is no folder"),
         (["attention", tmp_path / "absent", RIVER, "-o", out], "no such file or folder"),
         (["attention", tmp_path, RIVER, "-o", out], "no config.json"),
+        (["attention", encoder / "config.json", RIVER, "-o", out], "config.json: a file; weights are wanted"),
         (["positions", broken, "-o", out], "AutoModel cannot open it"),
         (["attention", partial, RIVER, "-o", out], "3 weights of ScratchEncoderModel are missing, layers.1.mlp.down"),
         (["embedding-shift", encoder, "sea", RIVER, "-o", out], "word='sea' is not in the sentence"),

@@ -16,8 +16,12 @@ from training.sections import RecipeError
 
 ASKED = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}  # what `accelerate launch --use_fsdp` sets
 MESH = {"ACCELERATE_USE_PARALLELISM_CONFIG": "true", "PARALLELISM_CONFIG_DP_SHARD_SIZE": "2"}
-OPTIONS = {"adamw": {"optimizer": "adamw", "final_weights": "ema", "ema_decay": 0.5}, "muon": {"optimizer": "muon"}}
-OBJECTIVES = {"adamw": "translation", "muon": "causal_lm"}
+OPTIONS = {
+    "adamw": {"optimizer": "adamw", "final_weights": "ema", "ema_decay": 0.5},
+    "muon": {"optimizer": "muon"},
+    "masked": {"optimizer": "adamw", "final_weights": "mean", "mean_of": 2},
+}
+OBJECTIVES = {"adamw": "translation", "muon": "causal_lm", "masked": "masked_lm"}
 
 # Both processes do all these runs: starting costs more than running.
 PROGRAM = """
@@ -47,7 +51,7 @@ def looking(run, *group):
 Accelerator.end_training = lambda self: None  # which would end the process group with the first run
 optimisation.multiplies_bfloat16 = lambda device: False
 honest, folder = loop._step, Path(sys.argv[1])
-for kind in ("adamw", "muon"):
+for kind in ("adamw", "muon", "masked"):
     recipe = folder / kind / "recipe.yaml"
     loop._step = looking
     assert tiny_runs.run(recipe, folder / kind / "whole") == 0
@@ -103,7 +107,7 @@ def looking(run, *group):
 Accelerator.end_training = lambda self: None
 optimisation.multiplies_bfloat16 = lambda device: False
 honest, loop._step, folder = loop._step, looking, Path(sys.argv[1])
-for kind in ("adamw", "muon"):
+for kind in ("adamw", "muon", "masked"):
     assert tiny_runs.run(folder / kind / "recipe.yaml", folder / kind / "hybrid") == 0
 sys.stdout.flush()
 os._exit(0)

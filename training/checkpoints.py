@@ -152,7 +152,7 @@ def verify(folder: Path, names: Iterable[str] | None = None) -> None:
         raise CheckpointError(f"{folder}: no readable {MANIFEST}") from error
     if names is None:
         in_parts = {_whole_name(name) for name in sums}
-        names = {**dict.fromkeys(set(FILES) - in_parts), **sums}
+        names = {**dict.fromkeys(name for name in FILES if name not in in_parts), **sums}
     for name in names:
         expected = sums.get(name)
         if not (folder / name).is_file():

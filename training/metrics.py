@@ -84,7 +84,8 @@ class ProgressBar:
         numbers = ", ".join(f"{name} {value:.4g}" for name, value in values.items() if isinstance(value, float))
         lines = [f"{title}: {numbers}"]
         for sample in values.get("samples", ()):
-            lines += [f"    {name:9} {' '.join(text.split())}" for name, text in sample.items()]
+            shown = {name: text.strip().replace("\n", " ↵ ") for name, text in sample.items()}
+            lines += [f"    {name:9} {' '.join(text.split())}" for name, text in shown.items()]
         self.say("\n".join(lines))
 
 

@@ -267,7 +267,8 @@ def save_pretrained(model: PreTrainedModel, folder: Path) -> None:
     plain = type(model).__mro__[2]  # before FSDP made a class of its own of it
     with init_empty_weights():
         skeleton = plain(model.config)
-    skeleton.generation_config = model.generation_config
+    if model.can_generate():
+        skeleton.generation_config = model.generation_config
     skeleton.save_pretrained(folder, state_dict={})
     (folder / SAFE_WEIGHTS_NAME).unlink(missing_ok=True)
     for name, content in hub_files(model, keep=True):

@@ -117,6 +117,8 @@ def open_model(source: str, auto_class: Any = None, attention: str | None = "eag
     Raises:
         ValueError: there is no such model, its files cannot be read, or weights are missing from them.
     """
+    if Path(source).is_file():  # which transformers would take for weights, and unpickle
+        raise ValueError(f"{source}: a file; weights are wanted, so give a model's folder or its id on the Hub")
     auto_class = auto_class or (AutoModelForSeq2SeqLM if read_config(source).is_encoder_decoder else AutoModel)
     # transformers' faster attentions never form the weights that are drawn.
     options |= {"use_safetensors": True, "attn_implementation": attention, "output_loading_info": True}
