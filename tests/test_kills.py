@@ -26,6 +26,8 @@ LAUNCHERS = {
     "accelerate launch": ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
     + ["--mixed_precision", "no", "--dynamo_backend", "no"],
 }  # without a GPU over gloo
+LAUNCHERS["torchrun, FSDP2"] = LAUNCHERS["torchrun"]
+SHARDED = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}  # what `accelerate launch --use_fsdp` sets
 
 # Runs in forks of a process that has imported everything. Each phase begins where its function is called; how long it
 # takes is measured in a first, whole run.
@@ -125,6 +127,7 @@ def start(launcher: str, recipe: Path, output: Path, *words: str, options: Seque
     command = [sys.executable, "-m", *LAUNCHERS[launcher], *options, "-m", "training"]
     command += [str(recipe), "--output_dir", str(output)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment |= SHARDED if launcher.endswith("FSDP2") else {}
     log = open(output.with_suffix(".log"), "a", encoding="utf-8")  # noqa: SIM115
     return subprocess.Popen([*command, *words], cwd=ROOT, env=environment, stdout=log, stderr=log, text=True)
 
@@ -134,7 +137,7 @@ def test_one_of_two_is_killed_and_the_launcher_starts_them_again(launcher, recip
     """Told once, by a command that replaces what is there: the run comes back by itself, every time."""
     draw, whole, output = random.Random(1), tmp_path / "whole", tmp_path / "run"
     assert start(launcher, recipe, whole).wait() == 0
-    dashes = (lambda name: name) if launcher == "torchrun" else (lambda name: name.replace("-", "_"))
+    dashes = (lambda name: name) if launcher.startswith("torchrun") else (lambda name: name.replace("-", "_"))
     options = [f"--{dashes('max-restarts')}", str(KILLS), f"--{dashes('monitor-interval')}", "0.1"]
     assert start(launcher, recipe, output, "--optimisation.max_steps", "5").wait() == 0  # to be replaced
     process = start(launcher, recipe, output, "--overwrite", options=options)
