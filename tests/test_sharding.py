@@ -364,6 +364,39 @@ def test_a_damaged_part_of_a_checkpoint_is_found(damage, runs, tmp_path):
         checkpoints.verify(tmp_path / newest.name)
 
 
+STOPPED = """
+import os, signal, sys
+from accelerate import Accelerator
+from tests import tiny_runs
+from training import objectives
+
+def stopped(self, *arguments):
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGINT)
+    return honest(self, *arguments)
+
+Accelerator.end_training = lambda self: None
+honest, recipe, output, *words = objectives.Translation.translate, *sys.argv[1:]
+if not words:
+    objectives.Translation.translate = stopped
+assert tiny_runs.run(recipe, output, *words) == (0 if words else 130)
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+def test_a_signal_to_one_process_ends_the_evaluation_of_all_which_is_then_made_first(tmp_path):
+    """Sharded weights that are gathered for the first time while nothing is trained can be trained afterwards."""
+    recipe = tiny_runs.write_recipe(tmp_path, optimisation={"max_steps": 8}, evaluation={"every_steps": 5})
+    (tmp_path / "program.py").write_text(STOPPED, encoding="utf-8")
+    for output, words in (("whole", ["--overwrite"]), ("stopped", []), ("stopped", ["--resume"])):
+        said = tiny_runs.launch(tmp_path / "program.py", recipe, tmp_path / output, *words, **ASKED)
+    assert "resuming" in said and "step-00000005-unmeasured" in said
+    whole, stopped = tiny_runs.weights(tmp_path / "whole"), tiny_runs.weights(tmp_path / "stopped")
+    assert all(torch.equal(whole[name], stopped[name]) for name in whole)
+    assert tiny_runs.losses(tmp_path / "whole") == tiny_runs.losses(tmp_path / "stopped")
+
+
 def test_a_part_that_cannot_be_written_ends_the_run_of_all(runs, tmp_path):
     """And leaves nothing half-written."""
     program = tmp_path / "program.py"

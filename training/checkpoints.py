@@ -60,7 +60,7 @@ class Store:
                 _together(lambda: _describe(temporary, state, sums) if is_main else None)
                 _together(stack.close)  # the folder takes its name
             _together(lambda: _flush(self.folder) if is_main else None)
-            _together(lambda: verify(final, [*files] if _rank() else None))
+            _together(lambda: verify(final, [*files, "state.json"]))
         except OSError as error:
             last = next(iter(self.complete()), None)
             kept = f"the last good one is {last}" if last else "there is none before it"

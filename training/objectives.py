@@ -168,7 +168,7 @@ class Translation(Objective):
         most = max(self.recipe.data.batch_tokens // num_beams, int(lengths.max()))
         return [rows[batch] for batch in bucket(lengths, most)]
 
-    @torch.inference_mode()
+    @torch.no_grad()  # not `inference_mode`, of which sharded weights that are gathered in it would stay
     def translate(self, model: Any, corpus: Corpus, rows: np.ndarray, num_beams: int) -> list[str]:
         """Translations of some rows, in their order."""
         encoded = self.collate(corpus, rows, Draws((0,), rows), 0)

@@ -325,6 +325,8 @@ def prepare(recipe: Recipe, accelerator: Accelerator, where: Path, started: floa
     if plugin is not None:
         for module in (model, ema_model.module) if ema_model is not None else (model,):
             sharding.shard(module, plugin, accelerator, unfilled)
+        if ema_model is not None:
+            checkpoints.load_weights(ema_model.module, sharding.weights(model))
     prepared.train()
     if spec.compile:
         prepared = torch.compile(prepared, dynamic=True)

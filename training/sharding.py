@@ -93,11 +93,10 @@ def shard(
     accelerator: Accelerator,
     unfilled: "Unfilled | None" = None,
 ) -> None:
-    """Spread a model over processes, in place: one unit a block, and one for everything else. Weights that have no
-    memory yet get it, and their values, afterwards.
+    """Spread a model over processes, in place: one unit a block, and one for everything else, in which is also what is
+    tied. Weights that have no memory yet get it then, and their values.
 
-    What is tied lies in the same unit. Optimisers are to be made afterwards. In bf16 weights
-    travel rounded, gradients do not.
+    Optimisers are to be made afterwards. In bf16 weights travel rounded, gradients do not.
     """
     copies, parts = sizes(accelerator.num_processes)
     whole = (accelerator.num_processes,) if copies == 1 else (copies, parts)
@@ -138,7 +137,8 @@ class _Draws(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.states: dict[int, Tensor | None] = {}  # by storage
+        self.states: dict[int, Tensor] = {}  # by storage
+        self.wanted: dict[int, Tensor | None] = {}  # of tensors with memory, by storage
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in DRAWS:
@@ -149,7 +149,7 @@ class _Draws(TorchDispatchMode):
             self.states[storage] = torch.get_rng_state()
             func(torch.empty_like(tensor, device="cpu"), *rest, **kwargs or {})
         else:
-            if (state := self.states[storage]) is not None:
+            if (state := self.wanted.get(storage)) is not None:
                 torch.set_rng_state(state)
             func(tensor, *rest, **kwargs or {})
         return tensor
@@ -202,9 +202,10 @@ class Unfilled:
             sharded = {key: parameter for key, parameter in module._parameters.items() if parameter is not None}
             if all(id(parameter) in done for parameter in sharded.values()):
                 continue
+            self.draws.wanted.clear()
             for key, parameter in sharded.items():
                 whole = nn.Parameter(torch.full(parameter.shape, torch.nan, dtype=parameter.dtype))
-                self.draws.states[whole.untyped_storage()._cdata] = self.states[f"{name}.{key}".lstrip(".")]
+                self.draws.wanted[whole.untyped_storage()._cdata] = self.states[f"{name}.{key}".lstrip(".")]
                 module._parameters[key] = whole
             with self.draws:
                 owner._init_weights(module)
