@@ -1,6 +1,7 @@
 """Corpora: rows read through `datasets`, cleaned, tokenised once into flat arrays."""
 
 import hashlib
+import mmap
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -138,6 +139,11 @@ class Sequences:
             digests[is_token] += self.tokens[starts[is_token] + place].astype(np.uint64) + np.uint64(1)
         return digests
 
+    def let_go(self) -> None:
+        """Free the memory that what was read of a file takes."""
+        if isinstance(self.tokens, np.memmap) and hasattr(mmap, "MADV_DONTNEED"):
+            self.tokens._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
+
     def count(self, token: int) -> int:
         """How often a token occurs."""
         return sum(int(np.count_nonzero(block == token)) for block in blocks(self.tokens))
@@ -191,6 +197,8 @@ class Corpus:
         for start in range(0, count, BLOCK):
             rows = np.arange(start, min(start + BLOCK, count))
             theirs |= {other._row(row) for row in rows[np.isin(other._beginnings(rows), digests)]}
+        for sequences in other.columns.values():
+            sequences.let_go()
         return sum(self._row(row) in theirs for row in mine)
 
     def _telling(self) -> np.ndarray:

@@ -96,7 +96,7 @@ def _recipe(source: str, config: PreTrainedConfig, words: Sequence[str]) -> Reci
             tree["evaluation"]["length_penalty"] = settings.length_penalty
     problems = [*override(tree, words, Recipe)]
     if isinstance(splits := tree["data"]["splits"], str):
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):  # which is said when it is read
             splits = json.loads(splits)
     if isinstance(splits, dict):  # of a recipe, which trains as well
         tree["data"]["splits"] = {"train": "train"} | splits
