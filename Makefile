@@ -28,7 +28,7 @@ help:  ## list the targets
 
 demo: $(READY)  ## write a corpus, train a translator on it, load it without this package, translate
 	$(BIN)/python -m demo.grammar runs/grammar
-	$(BIN)/accelerate launch --cpu --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
+	$(BIN)/accelerate launch --quiet --cpu --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
 	    -m training demo/recipe.yaml $$(test -e runs/demo/model && echo --overwrite || echo --resume)
 	$(BIN)/python -I demo/show.py runs/demo/model < demo/sentences.txt
 
