@@ -44,14 +44,18 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks report", description=__doc__, allow_abbrev=False)
     parser.add_argument("--check", action="store_true", help="write nothing")
     arguments = parser.parse_args(argv)
-    path = ROOT / "README.md"
-    before = path.read_text(encoding="utf-8")
-    after = filled(before, ROOT)
+    stale = 0
+    for path in pages(ROOT):
+        before = path.read_text(encoding="utf-8")
+        after = filled(before, ROOT)
+        if arguments.check and before != after:
+            where = path.relative_to(ROOT)
+            print(f"benchmarks: {where} is not what the records say: python -m benchmarks report", file=sys.stderr)
+            stale = 1
+        elif before != after:
+            write_text(path, after)
     if arguments.check:
-        if before != after:
-            print("benchmarks: README.md is not what the records say: python -m benchmarks report", file=sys.stderr)
-        return int(before != after)
-    write_text(path, after)
+        return stale
     for name, card in cards(ROOT):
         write_card(ROOT / "model_cards" / name, card)
     return 0
@@ -80,6 +84,11 @@ def filled(text: str, root: Path) -> str:
     text = CARDS.sub(trained, text)
     text = SEEDS.sub(lambda match: match[1] + over_seeds(root / "model_cards" / match[2], match[3]) + match[4], text)
     return TABLE.sub(table, text)
+
+
+def pages(root: Path) -> list[Path]:
+    """What says something that records say: the README, and the cards that name the scores of several seeds."""
+    return [root / "README.md", *sorted((root / "model_cards").glob("*/README.md"))]
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
