@@ -99,10 +99,11 @@ def test_options_that_cannot_be_are_named(tmp_path, capsys):
         assert said in capsys.readouterr().err
 
 
-def test_a_plan_of_two_processes_is_said_once(tmp_path):
+@pytest.mark.parametrize("words", [[], ["--minutes", "20", "--fit"]])
+def test_a_plan_of_two_processes_is_said_once(words, tmp_path):
     recipe = tiny_runs.write_recipe(tmp_path)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command = [*launcher, "-m", "training", "plan", str(recipe)]
+    command = [*launcher, "-m", "training", "plan", str(recipe), *words]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     assert done.stdout.count("parameters") == 1 and "in each of 2 process(es)" in done.stdout
 

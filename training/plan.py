@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 from accelerate import init_empty_weights
+from accelerate.utils import broadcast_object_list
 
 from hf_scratch_transformer import ScratchConfig
 from hf_scratch_transformer.onednn import onednn_products
@@ -46,6 +47,7 @@ def plan(words: Sequence[str]) -> None:
         raise RecipeError(f"{FIT}: give {MINUTES} as well, into which the model is to fit")
     for _ in range(3 if FIT in options else 1):  # a model of another size makes other use of the machine
         run, report, pace = _measured(words, minutes, gpus)
+        pace = broadcast_object_list([pace])[0]  # all processes try the same size next
         sizes = _fitting(run, pace, minutes) if FIT in options and minutes is not None else {}
         if all(run.recipe.model.get(name) == size for name, size in sizes.items()):
             break
@@ -109,7 +111,8 @@ def measured(run: Run, minutes: float | None, gpus: tuple[int, str] | None) -> t
                 f"{(saved + gradients) / 1e9:,.2f} GB each in DDP, {(saved + gradients) / number / 1e9:,.2f} in FSDP2"
             )
     elif gpus is not None:
-        raise RecipeError(f"{GPUS}: needs data.splits.validation, in whose text operations are counted")
+        said = "needs data.splits.validation, in whose text operations are counted, and a model that is not sharded"
+        raise RecipeError(f"{GPUS}: {said}")
     if minutes is not None:
         fitting = int(60 * minutes / (step + (each / every if every else 0.0)))
         report[f"in {minutes:g} minutes"] = f"--optimisation.max_steps {fitting}"
