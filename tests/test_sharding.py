@@ -80,7 +80,7 @@ def runs(tmp_path_factory):
             recipe = tiny_runs.write_recipe(
                 folder / kind,
                 OBJECTIVES[kind],
-                model={"dropout": 0.0, "tie_word_embeddings": kind == "adamw"},
+                model={"dropout": 0.0, "tie_word_embeddings": kind == "adamw", "use_qk_norm": kind != "adamw"},
                 optimisation=optimisation_options | {"accumulation": 2, "max_steps": 6, "warmup_steps": 2},
                 evaluation={"every_steps": 3},
                 checkpoints={"every_steps": 2, "keep_last": 5},
@@ -136,7 +136,8 @@ import os, sys
 from types import SimpleNamespace
 import torch
 from transformers import (
-    BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM, MarianConfig, MarianMTModel
+    BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM, MarianConfig, MarianMTModel, Qwen3Config,
+    Qwen3ForCausalLM
 )
 import hf_scratch_transformer as ours
 from training import sharding
@@ -154,6 +155,8 @@ kind, config = {
         **sizes, **layers, position_embedding_type="sinusoidal")),
     "bert": (BertForMaskedLM, BertConfig(**sizes, num_hidden_layers=2)),
     "llama": (LlamaForCausalLM, LlamaConfig(**sizes, num_hidden_layers=2)),
+    "tied llama": (LlamaForCausalLM, LlamaConfig(**sizes, num_hidden_layers=2, tie_word_embeddings=True)),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config(**sizes, num_hidden_layers=2, num_key_value_heads=2, head_dim=8)),
     "marian": (MarianMTModel, MarianConfig(
         **marian, **layers, encoder_attention_heads=2, decoder_attention_heads=2)),
 }[sys.argv[1]]
@@ -173,6 +176,14 @@ for mine, sharded in ((one.state_dict(), two.state_dict()), (dict(one.named_buff
     assert mine.keys() == sharded.keys()
     for name in mine:
         assert torch.equal(mine[name], sharding.full_tensor(sharded[name])), name
+ids = {"input_ids": torch.randint(1, 51, (3, 7))}
+if config.is_encoder_decoder:
+    ids["decoder_input_ids"] = torch.randint(0, 51, (3, 5))
+for model in (one, two):
+    model.eval()
+    model(**ids).logits.square().mean().backward()
+for (name, parameter), other in zip(one.named_parameters(), two.parameters(), strict=True):
+    torch.testing.assert_close(parameter.grad, sharding.full_tensor(other.grad), atol=1e-6, rtol=1e-4, msg=name)
 print("equal", flush=True)
 os._exit(0)
 """
@@ -186,6 +197,74 @@ def test_two_copies_of_two_halves_give_the_losses_of_one(runs):
     for kind in OPTIONS:
         one, four = tiny_runs.losses(runs / kind / "one"), tiny_runs.losses(runs / kind / "hybrid")
         assert one.keys() == four.keys() and max(abs(one[step] - four[step]) for step in one) < 1e-5
+
+
+GROUP = {"ACCELERATE_USE_PARALLELISM_CONFIG": "true", "PARALLELISM_CONFIG_TP_SIZE": "2"}
+TENSOR_PARALLEL = """
+import os, sys
+from pathlib import Path
+from accelerate import Accelerator
+from torch.distributed.tensor import DTensor
+from tests import tiny_runs
+from training import loop, optimisation
+
+class Killed(BaseException):
+    pass
+
+def looking(run, *group):
+    norm = honest(run, *group)
+    for name, tensor in run.unwrapped_model.named_parameters():
+        is_split = any(placement.is_shard() for placement in tensor.placements[-1:])
+        assert is_split and tensor.device_mesh.mesh_dim_names[-1] == "tp" or "norm" in name or "bias" in name, name
+    if run.state.step == 4 and run.folder.name.startswith("killed"):
+        raise Killed
+    return norm
+
+Accelerator.end_training = lambda self: None
+optimisation.multiplies_bfloat16 = lambda device: False
+honest, loop._step, folder = loop._step, looking, Path(sys.argv[1])
+for kind in ("adamw", "muon", "masked"):
+    for output in sys.argv[2:]:
+        try:
+            assert tiny_runs.run(folder / kind / "recipe.yaml", folder / kind / output) == 0
+        except Killed:
+            loop._step = honest
+            assert tiny_runs.run(folder / kind / "recipe.yaml", folder / kind / output, "--resume") == 0
+        loop._step = looking
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("outputs", "processes", "asked"),
+    [
+        (("group", "killed_group"), 2, GROUP),
+        (("groups",), 4, ASKED | GROUP | {"PARALLELISM_CONFIG_DP_SHARD_SIZE": "2"}),
+    ],
+)
+def test_processes_that_share_every_matrix_give_the_losses_of_one(outputs, processes, asked, runs):
+    """Tensor parallelism, alone and beside FSDP2; a resumed run is bit-identical, and goes on as one process."""
+    (runs / "group.py").write_text(TENSOR_PARALLEL, encoding="utf-8")
+    tiny_runs.launch(runs / "group.py", runs, *outputs, processes=processes, **asked)
+    for kind in OPTIONS:
+        one, *others = (tiny_runs.losses(runs / kind / name) for name in ("one", *outputs))
+        assert all(one.keys() == many.keys() for many in others)
+        assert max(abs(one[step] - many[step]) for many in others for step in one) < 1e-5
+        assert all(many == others[0] for many in others)
+        first, last = (tiny_runs.weights(runs / kind / name) for name in (outputs[0], outputs[-1]))
+        assert all(torch.equal(first[name], last[name]) for name in first)
+        for event in ("evaluation", "test"):
+            measured = [[line["loss"] for line in events(runs / kind / name, event)] for name in ("one", outputs[0])]
+            assert measured[0] == pytest.approx(measured[1], abs=1e-5) and measured[0]
+        files = sorted((runs / kind / outputs[0] / "checkpoints").glob("*/model-*"))
+        assert len(files) >= processes and len(files) % processes == 0
+        shutil.copytree(runs / kind / outputs[0], runs / kind / f"{outputs[0]}_alone")
+        for step in (5, 6):
+            shutil.rmtree(runs / kind / f"{outputs[0]}_alone" / "checkpoints" / f"step-{step:08d}", ignore_errors=True)
+        assert tiny_runs.run(runs / kind / "recipe.yaml", runs / kind / f"{outputs[0]}_alone", "--resume") == 0
+        alone = tiny_runs.losses(runs / kind / f"{outputs[0]}_alone")
+        assert max(abs(one[step] - alone[step]) for step in one) < 1e-5
 
 
 def test_weights_travel_rounded_and_stay_whole(runs, tmp_path):
@@ -204,9 +283,10 @@ def test_weights_travel_rounded_and_stay_whole(runs, tmp_path):
         ({"FSDP_OFFLOAD_PARAMS": "true"}, "--fsdp_offload_params true"),
         (
             MESH | {"PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "2"},
-            "shard_size 2 are for 4 processes, not 2",
+            "_shard_size 2, --parallelism_config_tp_size 1 are for 4 processes, not 2",
         ),
-        (MESH | {"PARALLELISM_CONFIG_TP_SIZE": "2"}, "--parallelism_config_tp_size 2: training has no such thing"),
+        (MESH | {"PARALLELISM_CONFIG_TP_SIZE": "2"}, "_tp_size 2 are for 4 processes, not 2"),
+        (MESH | {"PARALLELISM_CONFIG_CP_SIZE": "2"}, "--parallelism_config_cp_size 2: training has no such thing"),
     ],
 )
 def test_what_would_be_left_undone_is_refused(asked, message, monkeypatch):
@@ -406,12 +486,19 @@ def test_a_part_that_cannot_be_written_ends_the_run_of_all(runs, tmp_path):
     assert not [*(tmp_path / "run" / "checkpoints").iterdir()]
 
 
-@pytest.mark.parametrize("family", ["encoder", "bert", "decoder", "llama", "seq2seq", "marian"])
-def test_weights_that_are_drawn_where_they_lie_are_those_of_one_process(family, tmp_path):
-    """Also what is tied across units that are sharded apart, as in BERT, is one; no process holds all of it."""
+OURS, NATIVE = ("encoder", "decoder", "seq2seq"), ("llama", "tied llama", "qwen3")
+
+
+@pytest.mark.parametrize(
+    ("family", "asked"),
+    [*((family, {}) for family in (*OURS, "llama", "bert", "marian")), *((family, GROUP) for family in OURS + NATIVE)],
+)
+def test_weights_that_are_drawn_where_they_lie_are_those_of_one_process(family, asked, tmp_path):
+    """And their gradients. Also what is tied across units that are sharded apart, as in BERT, is one; no process holds
+    all of it."""
     program = tmp_path / "program.py"
     program.write_text(DRAWN, encoding="utf-8")
-    assert "equal\n" in tiny_runs.launch(program, family)
+    assert "equal\n" in tiny_runs.launch(program, family, **asked)
 
 
 @pytest.mark.parametrize("kind", OPTIONS)

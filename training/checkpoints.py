@@ -27,6 +27,7 @@ from . import recipe, sharding
 
 MANIFEST = "manifest.json"
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")  # that every checkpoint has, maybe in parts
+OFFSETS = "offsets"  # of parts in the whole, as JSON in the header of their file
 PART = r"(.+)-\d{5}-of-\d{5}(\.\w+)"  # the name of such a part
 Result = TypeVar("Result")
 
@@ -42,7 +43,7 @@ class Store:
         self.folder, self.spec = folder, spec
 
     def save(
-        self, step: int, files: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any], suffix: str = ""
+        self, step: int, files: Mapping[str, Mapping[str, sharding.Part]], state: Mapping[str, Any], suffix: str = ""
     ) -> Path:
         """Write the checkpoint of a step: one safetensors file per entry of `files`, and `state` as JSON.
 
@@ -184,14 +185,25 @@ class Tensors(Mapping[str, Tensor]):
     def __init__(self, path: Path) -> None:
         parts = sorted(each for each in path.parent.iterdir() if _whole_name(each.name) == path.name)
         self.files = [safe_open(each, "pt") for each in parts or [path]]
-        self.where: dict[str, list[Any]] = {}
+        self.where: dict[str, list[tuple[Any, list[slice]]]] = {}
         for file in self.files:
+            offsets = json.loads((file.metadata() or {}).get(OFFSETS, "{}"))
             for name in file.keys():  # noqa: SIM118 (it is no mapping)
-                self.where.setdefault(name, []).append(file)
+                shape = file.get_slice(name).get_shape()
+                starts = offsets.get(name, [0] * len(shape))
+                extent = [slice(start, start + size) for start, size in zip(starts, shape, strict=True)]
+                self.where.setdefault(name, []).append((file, extent))
 
     def __getitem__(self, name: str) -> Tensor:
-        parts = [file.get_tensor(name) for file in self.where[name]]
-        return torch.cat(parts) if len(parts) > 1 else parts[0]
+        (file, extent), *others = self.where[name]
+        first = file.get_tensor(name)
+        if not others:
+            return first
+        whole = first.new_full(self.shape(name), torch.nan if first.is_floating_point() else 0)
+        whole[extent] = first
+        for file, extent in others:
+            whole[extent] = file.get_tensor(name)
+        return whole
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.where)
@@ -201,8 +213,8 @@ class Tensors(Mapping[str, Tensor]):
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of a tensor, which is not read for it."""
-        shapes = [file.get_slice(name).get_shape() for file in self.where[name]]
-        return (sum(shape[0] for shape in shapes), *shapes[0][1:]) if shapes[0] else ()
+        extents = zip(*(extent for _, extent in self.where[name]), strict=True)
+        return tuple(max(each.stop for each in dimension) for dimension in extents)
 
 
 def read_tensors(folder: Path, name: str) -> Tensors:
@@ -288,10 +300,11 @@ def _together(work: Callable[[], Result]) -> list[Result]:
     return [result for result, _ in every]
 
 
-def _write(folder: Path, files: Mapping[str, Mapping[str, Tensor]]) -> dict[str, str]:
+def _write(folder: Path, files: Mapping[str, Mapping[str, sharding.Part]]) -> dict[str, str]:
     """Write files to the disk; returns their sums as they are read back."""
-    for name, tensors in files.items():
-        save_file({key: tensor.detach().contiguous() for key, tensor in tensors.items()}, folder / name)
+    for name, parts in files.items():
+        offsets = {OFFSETS: json.dumps({key: part.offset for key, part in parts.items() if any(part.offset)})}
+        save_file({key: part.values.detach().contiguous() for key, part in parts.items()}, folder / name, offsets)
         _flush(folder / name)
     return {name: sha256(folder / name) for name in files}
 

@@ -150,14 +150,14 @@ def _turns(run: Session, model: torch.nn.Module, count: int) -> Iterator[tuple[i
     Of a sharded model each process needs the others to go on: all have as many turns, in some of which a batch is done
     that another counts, and all stop at once.
     """
-    process, processes = run.accelerator.process_index, run.accelerator.num_processes
-    is_sharded = sharding.is_sharded(model)
-    for first in range(0, count, processes):
+    share, shares = run.share
+    is_sharded, is_first = sharding.is_sharded(model), run.accelerator.process_index % run.sharers == 0
+    for first in range(0, count, shares):
         if max(gather_object([run.signal()])) if is_sharded else run.signal():
             return
-        index = first + process
+        index = first + share
         if index < count or is_sharded:
-            yield min(index, count - 1), index < count
+            yield min(index, count - 1), index < count and is_first
 
 
 def _gathered(run: Session, mine: Any) -> list[Any]:

@@ -105,7 +105,7 @@ def _settle(run: Run, bar: ProgressBar, stop: int) -> bool:
 def _batches(run: Run) -> Iterator[list[tuple[Batch, int]]]:
     """The batches of each step, from where the state stands; the caller counts in the state what it has used."""
     recipe, state, accelerator = run.recipe, run.state, run.accelerator
-    size, share = recipe.optimisation.accumulation, (accelerator.process_index, accelerator.num_processes)
+    size = recipe.optimisation.accumulation
     while True:
         for part, corpus, pool in run.parts(state.epoch, state.part):
             state.part, place = part, (state.epoch, part)
@@ -118,7 +118,7 @@ def _batches(run: Run) -> Iterator[list[tuple[Batch, int]]]:
                 key=(recipe.seed, CONTENT, *place),
                 first_step=state.step - state.batch // size,
                 accumulation=size,
-                share=share,
+                share=run.share,
             )
             loader = iter(batches.loader(state.batch, recipe.data.workers, accelerator.device.type == "cuda"))
             while group := _drawn(run, loader, size):
@@ -139,7 +139,7 @@ def _step(run: Run, group: list[tuple[Batch, int]], exchange: "_Exchange") -> fl
     recipe, state, accelerator = run.recipe, run.state, run.accelerator
     targets, step_loss_sum = exchange.sum(sum(count for _, count in group)), torch.zeros_like(run.loss_sum)
     set_lr(run.optimizers, lr_factor(recipe.optimisation, state.step, run.progress(), state.lr_reductions))
-    torch.manual_seed(_seed(recipe.seed, DROPOUT, state.step, accelerator.process_index))
+    torch.manual_seed(_seed(recipe.seed, DROPOUT, state.step, run.share[0]))
     for index, (batch, _) in enumerate(group):
         last = index == len(group) - 1
         if run.is_sharded:  # of which Accelerate's `no_sync` knows on a GPU only
@@ -149,10 +149,10 @@ def _step(run: Run, group: list[tuple[Batch, int]], exchange: "_Exchange") -> fl
             with accelerator.autocast():
                 loss_sum = run.objective.loss(run.model, batch, recipe.optimisation.label_smoothing)
             # Processes average their gradients; what is wanted is the sum over all, divided by the number of targets.
-            accelerator.backward(loss_sum * (accelerator.num_processes / max(targets(), 1)))
+            accelerator.backward(loss_sum * (run.share[1] / max(targets(), 1)))
         step_loss_sum += loss_sum.detach()
-    clipped = accelerator.clip_grad_norm_(run.unwrapped_model.parameters(), recipe.optimisation.clip_norm or math.inf)
-    norm = float(sharding.full_tensor(clipped))  # for which a GPU's work is waited for: what follows depends on it
+    before = sharding.clip_norm(run.unwrapped_model, recipe.optimisation.clip_norm or math.inf)
+    norm = float(before)  # for which a GPU's work is waited for: what follows depends on it
     if math.isfinite(norm):
         for optimizer in run.optimizers:
             optimizer.step()
@@ -309,6 +309,7 @@ class _Exchange:
 
     def __init__(self, run: Run) -> None:
         self.heard = (0, run.state.seconds)
+        self.sharers = run.sharers
         self.group = torch.distributed.new_group(backend="gloo") if run.accelerator.num_processes > 1 else None
         self.said: tuple[torch.Tensor, torch.distributed.Work] | None = None
 
@@ -329,7 +330,7 @@ class _Exchange:
         return self.heard
 
     def sum(self, mine: int) -> Callable[[], int]:
-        """The sum of a number of each process, when it is asked for."""
+        """The sum of a number of each share of the batches, when it is asked for."""
         if self.group is None:
             return lambda: mine
         number = torch.tensor(mine)
@@ -338,7 +339,7 @@ class _Exchange:
         @functools.cache
         def arrived() -> int:
             work.wait()
-            return int(number)
+            return int(number) // self.sharers
 
         return arrived
 

@@ -32,7 +32,7 @@ class Muon(torch.optim.Muon):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            stacks: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = defaultdict(list)
+            stacks: dict[Any, list[tuple[Tensor, Tensor]]] = defaultdict(list)
             for parameter in group["params"]:
                 if (gradient := parameter.grad) is None:
                     continue
@@ -41,19 +41,20 @@ class Muon(torch.optim.Muon):
                     state["momentum_buffer"] = torch.zeros_like(gradient)
                 momentum = state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
                 update = gradient.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum
-                stacks[tuple(sorted(update.shape))].append((parameter, update))
+                wide = update.mT if _is_tall(update) else update
+                layout = (wide.device_mesh, wide.placements) if isinstance(wide, DTensor) else None
+                stacks[wide.shape, layout].append((parameter, wide))
             for members in stacks.values():
-                wide = [update.mT if _is_tall(update) else update for _, update in members]
                 constants = group["ns_coefficients"], group["ns_steps"], group["eps"]
-                directions = orthogonalised(torch.stack(wide), *constants)
-                for (parameter, update), direction in zip(members, directions, strict=True):
-                    rows, columns = update.shape
+                directions = orthogonalised(torch.stack([wide for _, wide in members]), *constants)
+                for (parameter, _), direction in zip(members, directions, strict=True):
+                    rows, columns = parameter.shape
                     if group["adjust_lr_fn"] == "match_rms_adamw":
                         ratio = 0.2 * math.sqrt(max(rows, columns))
                     else:
                         ratio = math.sqrt(max(1, rows / columns))
                     parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                    parameter.add_(direction.mT if _is_tall(update) else direction, alpha=-group["lr"] * ratio)
+                    parameter.add_(direction.mT if _is_tall(parameter) else direction, alpha=-group["lr"] * ratio)
         return loss
 
 
@@ -67,7 +68,9 @@ def orthogonalised(matrices: Tensor, coefficients: tuple[float, float, float], s
     In bfloat16, which the iteration tolerates, where the hardware multiplies it.
     """
     if isinstance(matrices, DTensor):  # a part of each matrix in each process -> some matrices, whole -> and back
-        mine = matrices.redistribute(placements=[*matrices.placements[:-1], Shard(0)])  # the last: within one copy
+        names, before = matrices.device_mesh.mesh_dim_names or (), matrices.placements
+        after = [old if name == "dp_replicate" else Shard(0) for name, old in zip(names, before, strict=True)]
+        mine = matrices.redistribute(placements=after)
         done = orthogonalised(mine.to_local(), coefficients, steps, eps)
         theirs = DTensor.from_local(done, mine.device_mesh, mine.placements, shape=mine.shape, stride=matrices.stride())
         return theirs.redistribute(placements=matrices.placements)

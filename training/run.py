@@ -25,7 +25,6 @@ from accelerate.utils import (
     set_seed,
 )
 from pydantic import ConfigDict, Field, TypeAdapter
-from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -108,7 +107,13 @@ class Session:
     recipe: Recipe
     accelerator: Accelerator
     objective: Objective
+    share: tuple[int, int]  # which of the batches are this process's, and of how many shares
     signal: Callable[[], int] = lambda: 0  # that this process has received
+
+    @property
+    def sharers(self) -> int:
+        """How many processes work on the same batches, in a tensor-parallel group."""
+        return self.accelerator.num_processes // self.share[1]
 
 
 @dataclass(kw_only=True)
@@ -180,7 +185,7 @@ class Run(Session):
 
     def collect_loss(self) -> None:
         """Bring the loss that has gathered on the devices into the state."""
-        self.state.window_loss_sum += float(self.accelerator.reduce(self.loss_sum, "sum"))
+        self.state.window_loss_sum += float(self.accelerator.reduce(self.loss_sum, "sum")) / self.sharers
         self.loss_sum.zero_()
 
     def measured_model(self) -> PreTrainedModel:
@@ -334,6 +339,7 @@ def prepare(recipe: Recipe, accelerator: Accelerator, where: Path, started: floa
         recipe=recipe,
         accelerator=accelerator,
         objective=objective,
+        share=sharding.share(accelerator, plugin),
         model=prepared,
         unwrapped_model=model,
         ema_model=ema_model,
@@ -423,7 +429,7 @@ def announce(
 
 def check_weights(model: torch.nn.Module, step: int) -> None:
     """Raises TrainingError when the weights of a model are not finite; all processes call it."""
-    norm = float(sharding.full_tensor(get_total_norm([weight.detach() for weight in model.parameters()])))
+    norm = float(sharding.total_norm(weight.detach() for weight in model.parameters()))
     if not math.isfinite(norm):
         raise TrainingError(
             f"step {step}: the norm of the weights is {norm}, so they are neither saved nor published; lower the "
@@ -446,7 +452,7 @@ def save(run: Run, score: float | None = None, by_signal: bool = False) -> None:
     if run.ema_model is not None:
         check_weights(run.ema_model.module, state.step)
         state.n_averaged = int(run.ema_model.n_averaged)
-    files: dict[str, dict[str, torch.Tensor]] = {}
+    files: dict[str, dict[str, sharding.Part]] = {}
     if (place := sharding.place(run.unwrapped_model)) is not None:
         saved = saved_tensors(run).items()
         files = {checkpoints.part_name(name, *place): sharding.part(tensors, place[0]) for name, tensors in saved}

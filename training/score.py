@@ -17,7 +17,7 @@ from hf_scratch_transformer.insight.plot import open_model
 from hf_scratch_transformer.insight.presets import read_config
 from hf_scratch_transformer.onednn import onednn_products
 
-from . import corpus, evaluation
+from . import corpus, evaluation, sharding
 from .objectives import OBJECTIVES
 from .publication import summarise
 from .recipe import Data, Recipe, resolved
@@ -56,7 +56,8 @@ def score(words: Sequence[str]) -> None:
             raise RecipeError(f"{source}: {error}") from error
     if accelerator.is_main_process:
         print(corpus.account("test", split, objective.examples(split), tokenizer), file=sys.stderr)
-    session = Session(recipe=recipe, accelerator=accelerator, objective=objective)
+    share = sharding.share(accelerator, None)
+    session = Session(recipe=recipe, accelerator=accelerator, objective=objective, share=share)
     with onednn_products():
         values, _ = evaluation.measure(session, model.to(accelerator.device), split)
     if accelerator.is_main_process:

@@ -1,17 +1,22 @@
-"""FSDP2 (Zhao et al. 2023; torch's `fully_shard`): weights, gradients and optimiser states spread over the processes.
+"""FSDP2 (Zhao et al. 2023; torch's `fully_shard`) and tensor parallelism (Shoeybi et al. 2019; torch's
+`parallelize_module`): weights, gradients and optimiser states spread over the processes.
 
-`accelerate launch --use_fsdp --fsdp_version 2` asks for it, `--use_parallelism_config` for several such copies (HSDP).
+`accelerate launch --use_fsdp --fsdp_version 2` asks for the first, `--use_parallelism_config` for several such copies
+(HSDP) and for the second, in which some processes work on the same batch, each with its share of every head and matrix.
 Where there is no GPU, Accelerate's own FSDP2 becomes data parallelism in silence; what is done here is the same on gloo
 and on NCCL, so that tests without a GPU test it.
 """
 
 import json
+import math
 import os
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator, init_empty_weights
@@ -20,8 +25,8 @@ from accelerate.utils import FullyShardedDataParallelPlugin
 from huggingface_hub import split_state_dict_into_shards_factory
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.distributed import get_rank, is_initialized
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed import ProcessGroup, all_reduce, get_rank, is_initialized
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -29,7 +34,10 @@ from torch.distributed.fsdp import (
     fully_shard,
     register_fsdp_forward_method,
 )
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+from torch.nn.utils import get_total_norm
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
@@ -54,37 +62,51 @@ def unmeshed() -> Iterator[None]:
 
 
 def plugin(accelerator: Accelerator) -> FullyShardedDataParallelPlugin | None:
-    """What the launcher asks for; None when it is not FSDP, or when there is nobody to share with.
+    """What the launcher asks for; None when that spreads no weights, or when there is nobody to share with.
 
     Raises RecipeError for FSDP1, for options of FSDP2 that would be left undone, and for a mesh of other processes.
     """
     alone = accelerator.num_processes == 1 and not is_initialized()  # not even a group of one, to see that it works
-    if os.environ.get("ACCELERATE_USE_FSDP") != "true" or alone:
+    has_fsdp = os.environ.get("ACCELERATE_USE_FSDP") == "true"
+    if alone or not (has_fsdp or sizes(accelerator.num_processes).tp > 1):
         return None
-    options = FullyShardedDataParallelPlugin()
+    options = FullyShardedDataParallelPlugin() if has_fsdp else FullyShardedDataParallelPlugin(fsdp_version=2)
     if options.fsdp_version != 2:
         raise RecipeError("accelerate launch --use_fsdp: give --fsdp_version 2 beside it")
     if isinstance(options.cpu_offload, CPUOffloadPolicy):
         raise RecipeError("accelerate launch --fsdp_offload_params true: training has no such thing, leave it out")
-    copies, parts = sizes(accelerator.num_processes)
-    if copies * parts != accelerator.num_processes:
-        given = f"--parallelism_config_dp_replicate_size {copies} and --parallelism_config_dp_shard_size {parts}"
+    mesh = sizes(accelerator.num_processes)
+    if math.prod(mesh) != accelerator.num_processes:
+        given = ", ".join(f"--parallelism_config_{name}_size {size}" for name, size in mesh._asdict().items())
         raise RecipeError(
-            f"accelerate launch: {given} are for {copies * parts} processes, not {accelerator.num_processes}"
+            f"accelerate launch: {given} are for {math.prod(mesh)} processes, not {accelerator.num_processes}"
         )
     return options
 
 
-def sizes(processes: int) -> tuple[int, int]:
-    """How many copies of the model there are, and over how many processes each is spread: one over all, or as the
-    launcher's mesh has it (HSDP, hybrid sharding: Zhao et al. 2023). Raises RecipeError for other meshes."""
+class Sizes(NamedTuple):
+    """How processes share the work, by Accelerate's names. Neighbours are of one tensor-parallel group."""
+
+    dp_replicate: int  # copies of the model (HSDP, hybrid sharding: Zhao et al. 2023)
+    dp_shard: int  # over which each is spread by FSDP
+    tp: int  # that work on the same batch, each with its share of every head and matrix
+
+
+def sizes(processes: int) -> Sizes:
+    """One copy, spread over all, or as the launcher's mesh has it. Raises RecipeError for other meshes."""
     if os.environ.get(MESH) != "true":
-        return 1, processes
+        return Sizes(1, processes, 1)
     given = ParallelismConfig()
-    for name in ("tp", "cp", "sp"):
+    for name in ("cp", "sp"):
         if (size := getattr(given, f"{name}_size")) != 1:
             raise RecipeError(f"accelerate launch --parallelism_config_{name}_size {size}: training has no such thing")
-    return given.dp_replicate_size, given.dp_shard_size
+    return Sizes(given.dp_replicate_size, given.dp_shard_size, given.tp_size)
+
+
+def share(accelerator: Accelerator, options: FullyShardedDataParallelPlugin | None) -> tuple[int, int]:
+    """Which share of the batches this process has, and of how many; a tensor-parallel group has one."""
+    tp = 1 if options is None else sizes(accelerator.num_processes).tp
+    return accelerator.process_index // tp, accelerator.num_processes // tp
 
 
 def shard(
@@ -98,13 +120,15 @@ def shard(
 
     Optimisers are to be made afterwards. In bf16 weights travel rounded, gradients do not.
     """
-    copies, parts = sizes(accelerator.num_processes)
-    whole = (accelerator.num_processes,) if copies == 1 else (copies, parts)
-    mesh = init_device_mesh(accelerator.device.type, whole, mesh_dim_names=("dp_replicate", "dp_shard")[-len(whole) :])
+    every = sizes(accelerator.num_processes)._asdict()
+    used = {name: size for name, size in every.items() if size > 1 or name == "dp_shard"}
+    whole = init_device_mesh(accelerator.device.type, tuple(used.values()), mesh_dim_names=tuple(used))
+    mesh = whole[tuple(name for name in used if name != "tp")]
     rounded = accelerator.mixed_precision == "bf16"
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if rounded else MixedPrecisionPolicy()
     if unfilled is not None:
         unfilled.note(model)
+    partial_norms = split(model, whole["tp"]) if "tp" in used else []
     uses = Counter(map(id, _parameters(model)))
     for module in model.modules():
         is_apart = all(uses[each] == count for each, count in Counter(map(id, _parameters(module))).items())
@@ -113,6 +137,9 @@ def shard(
     fully_shard(model, mesh=mesh, mp_policy=policy)
     if unfilled is not None:
         unfilled.fill(model, accelerator.device)
+    for norm in partial_norms:
+        for parameter in norm.parameters():
+            parameter.register_post_accumulate_grad_hook(partial(_sum_gradient, group=whole["tp"].get_group()))
     if hasattr(model, "generate"):
         register_fsdp_forward_method(model, "generate")
 
@@ -124,6 +151,76 @@ def _parameters(module: nn.Module) -> list[nn.Parameter]:
 def is_sharded(model: nn.Module) -> bool:
     """Whether the weights of a model are spread over processes, which then can only go forward together."""
     return isinstance(model, FSDPModule)
+
+
+# --- Tensor parallelism ---------------------------------------------------------------------------------------------
+
+STYLES: dict[str, Callable[[], ParallelStyle]] = {  # by the names that transformers' plans give them
+    "colwise": ColwiseParallel,
+    "colwise_gather_output": partial(ColwiseParallel, output_layouts=Replicate()),
+    "colwise_rep": partial(ColwiseParallel, output_layouts=Replicate()),
+    "rowwise": RowwiseParallel,
+    "embedding_rowwise": partial(RowwiseParallel, input_layouts=Replicate()),
+}
+HEADS = ("num_attention_heads", "num_key_value_heads", "encoder_attention_heads", "decoder_attention_heads")
+# Weights that all have, each with the gradient from its own heads: norms of queries and keys.
+PARTIAL = "replicated_with_grad_allreduce"
+
+
+def split(model: PreTrainedModel, mesh: DeviceMesh) -> list[nn.Module]:
+    """Give each process of a tensor-parallel group its share of heads and matrices, in place, by the plan that the
+    model's configuration declares. Returns the modules whose gradients have to be summed over the group.
+
+    Raises RecipeError for a model without a plan, with a style in it that is not known here, or whose heads or widths
+    cannot be shared out evenly.
+    """
+    plan, count, kind = model.tp_plan, mesh.size(), type(model).__name__
+    if not plan:
+        raise RecipeError(f"model: {kind} declares no plan of tensor parallelism: --parallelism_config_tp_size 1")
+    if unknown := sorted({style for style in plan.values() if style not in STYLES and style != PARTIAL}):
+        raise RecipeError(f"model: {kind} is split in ways that training does not know: {', '.join(unknown)}")
+    for name in HEADS:
+        if (heads := getattr(model.config, name, None) or count) % count:
+            raise RecipeError(f"model.{name} {heads}: cannot be shared out among {count} tensor-parallel processes")
+    styles = {name: plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name)) for name, _ in model.named_modules()}
+    tables = {id(module.weight): name for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
+    ties = _ties(model)
+    for name, style in list(styles.items()):
+        module = model.get_submodule(name)
+        if style is not None and isinstance(weight := getattr(module, "weight", None), Tensor) and id(weight) in tables:
+            styles[tables[id(weight)]] = "embedding_rowwise"  # which is tied to a head that is split
+    for name, style in styles.items():
+        if style in STYLES:
+            module = model.get_submodule(name)
+            width = module.weight.shape["rowwise" in style] if isinstance(module, nn.Linear) else 0
+            if width % count and "colwise_" not in style:
+                raise RecipeError(
+                    f"model: the width {width} of {name} cannot be shared out among {count} tensor-parallel processes"
+                )
+            parallelize_module(module, mesh, STYLES[style](), src_data_rank=None)
+    _tie(model, ties)
+    return [model.get_submodule(name) for name, style in styles.items() if style == PARTIAL]
+
+
+def _sum_gradient(parameter: Tensor, group: ProcessGroup) -> None:
+    assert isinstance(parameter.grad, DTensor)
+    all_reduce(parameter.grad.to_local(), group=group)
+
+
+def _ties(model: nn.Module) -> list[list[str]]:
+    """The names of each parameter, of which one that is tied has several."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return list(names.values())
+
+
+def _tie(model: nn.Module, ties: list[list[str]]) -> None:
+    """Make one again of what was one."""
+    for first, *others in ties:
+        for other in others:
+            path, _, key = other.rpartition(".")
+            model.get_submodule(path)._parameters[key] = model.get_parameter(first)
 
 
 # --- Weights that are drawn where they will lie ---------------------------------------------------------------------
@@ -185,16 +282,11 @@ class Unfilled:
         Raises RecipeError for a model that draws weights elsewhere than where transformers wants it to.
         """
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-        names: dict[int, list[str]] = {}  # of parameters, of which one may be several
-        for name, parameter in model.named_parameters(remove_duplicate=False):
-            names.setdefault(id(parameter), []).append(name)
+        ties = _ties(model)
         model.to_empty(device=device)
         for name, buffer in model.named_buffers():
             buffer.copy_(buffers[name])
-        for first, *others in names.values():
-            for other in others:
-                path, _, key = other.rpartition(".")
-                model.get_submodule(path)._parameters[key] = model.get_parameter(first)
+        _tie(model, ties)
         before, done = torch.get_rng_state(), set[int]()
         owners = {name: module for name, module in model.named_modules() if isinstance(module, PreTrainedModel)}
         for name, module in model.named_modules():
@@ -231,6 +323,26 @@ def full_tensor(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+def total_norm(tensors: Iterable[Tensor]) -> Tensor:
+    """Of all tensors as one vector; all processes call it, with tensors that may lie on several meshes."""
+    layouts: dict[Any, list[Tensor]] = {}
+    for tensor in tensors:
+        layout = (tensor.device_mesh, tensor.placements) if isinstance(tensor, DTensor) else None
+        layouts.setdefault(layout, []).append(tensor)
+    norms = [full_tensor(get_total_norm(some)) for some in layouts.values()]
+    return norms[0] if len(norms) == 1 else torch.stack(norms).norm()
+
+
+def clip_norm(model: nn.Module, most: float) -> Tensor:
+    """Scale the gradients of a model down to a norm, as `torch.nn.utils.clip_grad_norm_` does; returns the one that
+    they had."""
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    norm = total_norm(gradients)
+    own = [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]
+    torch._foreach_mul_(own, (most / (norm + 1e-6)).clamp(max=1.0))
+    return norm
+
+
 def weights(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and persistent buffers by name, each tied one once; maybe sharded."""
     seen: set[int] = set()
@@ -244,22 +356,41 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 
 def place(model: nn.Module) -> tuple[int, int] | None:
     """Which part of the weights this process has, and of how many; of several copies, only one has parts."""
-    mesh = next((tensor.device_mesh for tensor in model.parameters() if isinstance(tensor, DTensor)), None)
-    if mesh is None:
+    meshes = [tensor.device_mesh for tensor in model.parameters() if isinstance(tensor, DTensor)]
+    if not meshes:
         return (0, 1) if not is_initialized() or get_rank() == 0 else None
-    *copy, index = mesh.get_coordinate() or (0,)
-    return None if any(copy) else (index, mesh.shape[-1])
+    mesh = max(meshes, key=lambda each: each.ndim)  # some are not split among a tensor-parallel group
+    at = dict(zip(mesh.mesh_dim_names or (), zip(mesh.get_coordinate() or (), mesh.shape, strict=True), strict=True))
+    copy, _ = at.pop("dp_replicate", (0, 1))
+    index, count = 0, 1
+    for coordinate, size in at.values():
+        index, count = index * size + coordinate, count * size
+    return None if copy else (index, count)
 
 
-def part(tensors: Mapping[str, Tensor], index: int) -> dict[str, Tensor]:
-    """This process's rows of sharded tensors; what is not sharded belongs to the first part."""
-    rows: dict[str, Tensor] = {}
+class Part(NamedTuple):
+    """What one process has of a tensor."""
+
+    values: Tensor
+    offset: tuple[int, ...]  # of its first element in the whole
+
+
+def part(tensors: Mapping[str, Tensor], index: int) -> dict[str, Part]:
+    """What this process has of sharded tensors; what is not sharded belongs to the first part."""
+    parts: dict[str, Part] = {}
     for name, tensor in tensors.items():
         is_split = isinstance(tensor, DTensor) and any(placement.is_shard() for placement in tensor.placements)
         own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         if own.numel() if is_split else index == 0:
-            rows[name] = own
-    return rows
+            where = _extent(tensor) if isinstance(tensor, DTensor) else [slice(0, None)] * tensor.ndim
+            parts[name] = Part(own, tuple(each.start for each in where))
+    return parts
+
+
+def _extent(tensor: DTensor) -> tuple[slice, ...]:
+    """Where the part that this process has of a tensor lies in it."""
+    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))
 
 
 def save_pretrained(model: PreTrainedModel, folder: Path) -> None:
@@ -312,4 +443,6 @@ def like(tensor: Tensor, other: Tensor) -> Tensor:
     tensor = full_tensor(tensor)
     if not isinstance(other, DTensor):
         return tensor
-    return distribute_tensor(tensor.to(other.device), other.device_mesh, other.placements, src_data_rank=None)
+    own = tensor[_extent(other)].to(other.device, copy=True)
+    layout, strides = (other.device_mesh, other.placements), other.stride()
+    return DTensor.from_local(own, *layout, run_check=False, shape=other.shape, stride=strides)
