@@ -194,19 +194,19 @@ def trained(log: Path) -> list[str]:
 
 def watched(words: Sequence[str], look: Any = lambda: None) -> float:
     """Run `python -m training` to its end; the most MB that it held at once, pages of mapped files left out."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "training", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    most, about = 0.0, psutil.Process(process.pid)
-    while process.poll() is None:
-        time.sleep(0.05)
-        look()
-        try:
-            memory = about.memory_info()
-            most = max(most, (memory.rss - memory.shared) / 1e6)
-        except psutil.NoSuchProcess:
-            break
-    said = process.communicate()[0].decode()
-    if process.returncode:
-        raise ValueError(f"python -m training {' '.join(words)} ended with {process.returncode}: {said[-500:]}")
+    with tempfile.TemporaryFile() as said:  # a pipe that nobody reads would fill up, and stop who writes
+        process = subprocess.Popen([sys.executable, "-m", "training", *words], stdout=said, stderr=subprocess.STDOUT)
+        most, about = 0.0, psutil.Process(process.pid)
+        while process.poll() is None:
+            time.sleep(0.05)
+            look()
+            try:
+                memory = about.memory_info()
+                most = max(most, (memory.rss - memory.shared) / 1e6)
+            except psutil.NoSuchProcess:
+                break
+        if process.wait():
+            said.seek(0)
+            last = said.read().decode()[-500:]
+            raise ValueError(f"python -m training {' '.join(words)} ended with {process.returncode}: {last}")
     return most

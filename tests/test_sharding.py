@@ -306,6 +306,8 @@ SPREAD = {
         ASKED | MESH | {"PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "2", "PARALLELISM_CONFIG_DP_SHARD_SIZE": "1"},
     ),
     "HSDP, 2 x 2": (4, ASKED | MESH | {"PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "2"}),
+    "tensor parallel, 1 x 2": (2, GROUP),
+    "FSDP2 and tensor parallel, 2 x 2": (4, ASKED | MESH | GROUP),
 }
 
 
@@ -328,18 +330,19 @@ def test_a_hundred_steps_are_the_same_however_they_are_spread(objective, tmp_pat
             words = ["-m", "training", recipe, "--output_dir", output, "--data.workers", str(workers)]
             tiny_runs.launch(*words, processes=processes, **asked)
             losses[name, workers] = tiny_runs.losses(output)
-    middle = tmp_path / "FSDP2 0" / "checkpoints"
-    for name, (processes, asked) in {"again": SPREAD["FSDP2"], "by one": SPREAD["one"]}.items():
-        shutil.copytree(tmp_path / "FSDP2 0", tmp_path / name)
-        shutil.rmtree(tmp_path / name / "checkpoints" / sorted(path.name for path in middle.iterdir())[-1])
-        words = ["-m", "training", recipe, "--output_dir", tmp_path / name, "--resume"]
-        assert "resuming" in tiny_runs.launch(*words, processes=processes, **asked)
-        losses[name, 0] = tiny_runs.losses(tmp_path / name)
+    for kind, many in {"FSDP2": "FSDP2", "group": "tensor parallel, 1 x 2"}.items():
+        for name, (processes, asked) in {f"{kind} again": SPREAD[many], f"{kind} by one": SPREAD["one"]}.items():
+            shutil.copytree(tmp_path / f"{many} 0", tmp_path / name)
+            shutil.rmtree(max((tmp_path / name / "checkpoints").iterdir()))
+            words = ["-m", "training", recipe, "--output_dir", tmp_path / name, "--resume"]
+            assert "resuming" in tiny_runs.launch(*words, processes=processes, **asked)
+            losses[name, 0] = tiny_runs.losses(tmp_path / name)
     first = losses["one", 0]
     apart = {key: max(abs(first[step] - each[step]) for step in first) for key, each in losses.items()}
     print(objective, apart)
     assert len(first) == 100 and all(each.keys() == first.keys() for each in losses.values())
-    assert losses["again", 0] == losses["FSDP2", 0] == losses["FSDP2", 4]
+    assert losses["FSDP2 again", 0] == losses["FSDP2", 0] == losses["FSDP2", 4]
+    assert losses["group again", 0] == losses["tensor parallel, 1 x 2", 0] == losses["tensor parallel, 1 x 2", 4]
     assert losses["one", 0] == losses["one", 4]
     assert max(apart.values()) < 1e-5
 

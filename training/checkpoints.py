@@ -2,7 +2,7 @@
 
 A checkpoint is written into a hidden folder, by all processes where the weights are spread over them, described by a
 manifest of SHA-256 sums, flushed to the disk, renamed into place and read back; only then may older ones go. A kill at
-any moment leaves the last complete one untouched.
+any moment leaves the last complete one untouched. Meanwhile training goes on, since what is written is a copy.
 """
 
 import json
@@ -11,6 +11,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,6 +31,7 @@ FILES = ("model.safetensors", "optimizer.safetensors", "state.json")  # that eve
 OFFSETS = "offsets"  # of parts in the whole, as JSON in the header of their file
 PART = r"(.+)-\d{5}-of-\d{5}(\.\w+)"  # the name of such a part
 Result = TypeVar("Result")
+Files = Mapping[str, Mapping[str, sharding.Part]]  # tensors, or parts of them, by the file that they are saved in
 
 
 class CheckpointError(RuntimeError):
@@ -41,10 +43,37 @@ class Store:
 
     def __init__(self, folder: Path, spec: recipe.Checkpoints) -> None:
         self.folder, self.spec = folder, spec
+        self.thread, self.saving = ThreadPoolExecutor(1, "checkpoint"), Future[Path | None]()
+        self.saving.set_result(None)
+        # Of its own, since meanwhile the processes have other things to tell each other.
+        several = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
+        self.group = torch.distributed.new_group(backend="gloo") if several else None
 
-    def save(
-        self, step: int, files: Mapping[str, Mapping[str, sharding.Part]], state: Mapping[str, Any], suffix: str = ""
-    ) -> Path:
+    def __enter__(self) -> "Store":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.wait()
+
+    def wait(self) -> None:
+        """Until what was begun is saved; raises CheckpointError when it could not be."""
+        done, self.saving = self.saving, Future()
+        self.saving.set_result(None)
+        done.result()
+
+    def start(self, step: int, files: Files, state: Mapping[str, Any], suffix: str = "") -> None:
+        """`save` what the tensors hold now, while training goes on, if that is wanted; one at a time.
+
+        Raises CheckpointError when this one or the one before cannot be saved.
+        """
+        self.wait()
+        if not self.spec.background:
+            self.save(step, files, state, suffix)
+            return
+        copies = {name: {key: part.copied() for key, part in parts.items()} for name, parts in files.items()}
+        self.saving = self.thread.submit(self.save, step, copies, state, suffix)
+
+    def save(self, step: int, files: Files, state: Mapping[str, Any], suffix: str = "") -> Path:
         """Write the checkpoint of a step: one safetensors file per entry of `files`, and `state` as JSON.
 
         All processes call it, each with the files that it writes, which may be none; the main one does the rest.
@@ -53,15 +82,15 @@ class Store:
 
         Raises CheckpointError, with nothing left half-written, when the disk is full or cannot be written.
         """
-        final, is_main = self.folder / f"step-{step:08d}{suffix}", _rank() == 0
+        final, is_main, together = self.folder / f"step-{step:08d}{suffix}", _rank() == 0, self._together
         try:
             with ExitStack() as stack:
-                temporary = next(filter(None, _together(lambda: self._begin(stack, final) if is_main else None)))
-                sums = _together(lambda: _write(temporary, files))
-                _together(lambda: _describe(temporary, state, sums) if is_main else None)
-                _together(stack.close)  # the folder takes its name
-            _together(lambda: _flush(self.folder) if is_main else None)
-            _together(lambda: verify(final, [*files, "state.json"]))
+                temporary = next(filter(None, together(lambda: self._begin(stack, final) if is_main else None)))
+                sums = together(lambda: _write(temporary, files))
+                together(lambda: _describe(temporary, state, sums) if is_main else None)
+                together(stack.close)  # the folder takes its name
+            together(lambda: _flush(self.folder) if is_main else None)
+            together(lambda: verify(final, [*files, "state.json"]))
         except OSError as error:
             last = next(iter(self.complete()), None)
             kept = f"the last good one is {last}" if last else "there is none before it"
@@ -76,6 +105,22 @@ class Store:
         temporary = stack.enter_context(replacing(final))
         temporary.mkdir()
         return temporary
+
+    def _together(self, work: Callable[[], Result]) -> list[Result]:
+        """What each process does, at once. Raises in all of them the OSError or CheckpointError of the first that
+        fails."""
+        result, error = None, None
+        try:
+            result = work()
+        except (OSError, CheckpointError) as caught:
+            error = caught
+        every: list[Any] = [(result, error)]
+        if self.group is not None:
+            every = every * self.group.size()
+            torch.distributed.all_gather_object(every, (result, error), self.group)
+        if error := next((error for _, error in every if error is not None), None):
+            raise error
+        return [result for result, _ in every]
 
     def complete(self) -> list[Path]:
         """Checkpoints that were renamed into place, newest first; not verified. Copies by other names are not ours."""
@@ -284,23 +329,7 @@ def _rank() -> int:
     return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
 
 
-def _together(work: Callable[[], Result]) -> list[Result]:
-    """What each process does, at once. Raises in all of them the OSError or CheckpointError of the first that fails."""
-    result, error = None, None
-    try:
-        result = work()
-    except (OSError, CheckpointError) as caught:
-        error = caught
-    every: list[Any] = [(result, error)]
-    if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
-        every = every * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(every, (result, error))
-    if error := next((error for _, error in every if error is not None), None):
-        raise error
-    return [result for result, _ in every]
-
-
-def _write(folder: Path, files: Mapping[str, Mapping[str, sharding.Part]]) -> dict[str, str]:
+def _write(folder: Path, files: Files) -> dict[str, str]:
     """Write files to the disk; returns their sums as they are read back."""
     for name, parts in files.items():
         offsets = {OFFSETS: json.dumps({key: part.offset for key, part in parts.items() if any(part.offset)})}

@@ -40,7 +40,7 @@ def train(run: Run) -> None:
     if run.finished():
         return
     first, began = state.step + 1, 0.0  # the step from which on time is taken: it may have to compile
-    with _Signals() as signals, _Exchange(run) as exchange, _progress_bar(run) as bar:
+    with _Signals() as signals, _Exchange(run) as exchange, _progress_bar(run) as bar, run.store:
         run.signal = signals.received
         over = state.unmeasured and _settle(run, bar, stop=0)
         for group in () if over else _batches(run):

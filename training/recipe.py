@@ -199,6 +199,7 @@ class Checkpoints(Section):
     every_minutes: float | None = Field(None, gt=0, description="minutes between checkpoints")
     keep_last: int = Field(2, ge=1, description="newest checkpoints kept")
     keep_best: int = Field(1, ge=0, description="checkpoints kept for their evaluation")
+    background: bool = Field(True, description="written while training goes on, from a copy in main memory")
 
 
 class Recipe(Section):

@@ -20,6 +20,7 @@ from typing import Annotated, Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import (
+    DistributedDataParallelKwargs,
     ProjectConfiguration,
     broadcast_object_list,
     set_seed,
@@ -216,7 +217,7 @@ def open_accelerator(recipe: Recipe) -> Accelerator:
             cpu=device.type == "cpu",  # else several processes on a CPU would not find each other
             mixed_precision="bf16" if bf16 else "no",
             log_with=list(recipe.trackers) or None,
-            kwargs_handlers=[launcher.meeting()],
+            kwargs_handlers=[launcher.meeting(), DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
             project_config=ProjectConfiguration(logging_dir=os.path.join(recipe.output_dir, "tensorboard")),
         )
 
@@ -438,13 +439,15 @@ def check_weights(model: torch.nn.Module, step: int) -> None:
 
 
 def save(run: Run, score: float | None = None, by_signal: bool = False) -> None:
-    """Write a checkpoint of the run; all processes call it. The main one writes, or each its part of sharded weights.
+    """Begin to write a checkpoint of the run; all processes call it. The main one writes, or each its part of sharded
+    weights.
 
     Args:
         score: of the evaluation at this step; lower is better.
         by_signal: whether a run that nobody stops has no checkpoint here.
 
-    Raises TrainingError, with nothing written, when weights are not finite.
+    Raises TrainingError, with nothing written, when weights are not finite, CheckpointError when this checkpoint or the
+    one before cannot be written.
     """
     run.collect_loss()
     state = run.state
@@ -460,7 +463,7 @@ def save(run: Run, score: float | None = None, by_signal: bool = False) -> None:
     elapsed = {"seconds": max(state.seconds, run.clock())}
     record = {"state": dataclasses.asdict(state) | elapsed, "identity": run.identity, "score": score}
     record["by_signal"] = by_signal
-    run.store.save(state.step, files, record, "-unmeasured" if state.unmeasured else "")
+    run.store.start(state.step, files, record, "-unmeasured" if state.unmeasured else "")
 
 
 def saved_tensors(run: Run) -> dict[str, dict[str, torch.Tensor]]:

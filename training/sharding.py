@@ -7,13 +7,14 @@ Where there is no GPU, Accelerate's own FSDP2 becomes data parallelism in silenc
 and on NCCL, so that tests without a GPU test it.
 """
 
+import contextlib
+import ctypes
 import json
 import math
 import os
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,10 +48,11 @@ from hf_scratch_transformer.files import write_text
 from .sections import RecipeError
 
 FILE_SIZE = "500MB"  # of weights in a repository of the Hub, which one process has to hold
+M_MMAP_THRESHOLD, LARGE = -3, 2**18  # by its name in malloc.h; bytes from which on
 MESH = "ACCELERATE_USE_PARALLELISM_CONFIG"  # what `accelerate launch --use_parallelism_config` sets
 
 
-@contextmanager
+@contextlib.contextmanager
 def unmeshed() -> Iterator[None]:
     """Accelerate is not told of the mesh that `shard` makes: on a CPU it would refuse it."""
     given = os.environ.pop(MESH, None)
@@ -126,6 +128,8 @@ def shard(
     mesh = whole[tuple(name for name in used if name != "tp")]
     rounded = accelerator.mixed_precision == "bf16"
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if rounded else MixedPrecisionPolicy()
+    if accelerator.device.type == "cpu":
+        _return_freed_memory()
     if unfilled is not None:
         unfilled.note(model)
     partial_norms = split(model, whole["tp"]) if "tp" in used else []
@@ -142,6 +146,13 @@ def shard(
             parameter.register_post_accumulate_grad_hook(partial(_sum_gradient, group=whole["tp"].get_group()))
     if hasattr(model, "generate"):
         register_fsdp_forward_method(model, "generate")
+
+
+def _return_freed_memory() -> None:
+    """Let glibc ask the system for each large tensor and give it back. In its heap what is gathered for one block
+    leaves holes that activations begin to fill, so that the next is put elsewhere: three times the memory."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE)
 
 
 def _parameters(module: nn.Module) -> list[nn.Parameter]:
@@ -184,7 +195,7 @@ def split(model: PreTrainedModel, mesh: DeviceMesh) -> list[nn.Module]:
             raise RecipeError(f"model.{name} {heads}: cannot be shared out among {count} tensor-parallel processes")
     styles = {name: plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name)) for name, _ in model.named_modules()}
     tables = {id(module.weight): name for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
-    ties = _ties(model)
+    ties, inputs = _ties(model), defaultdict[str, _Read](lambda: _Read(mesh))
     for name, style in list(styles.items()):
         module = model.get_submodule(name)
         if style is not None and isinstance(weight := getattr(module, "weight", None), Tensor) and id(weight) in tables:
@@ -197,9 +208,32 @@ def split(model: PreTrainedModel, mesh: DeviceMesh) -> list[nn.Module]:
                 raise RecipeError(
                     f"model: the width {width} of {name} cannot be shared out among {count} tensor-parallel processes"
                 )
+            if "colwise" in style:
+                inputs[parent := name.rpartition(".")[0]].readers += 1
+                module.register_forward_pre_hook(inputs[parent])
             parallelize_module(module, mesh, STYLES[style](), src_data_rank=None)
     _tie(model, ties)
     return [model.get_submodule(name) for name, style in styles.items() if style == PARTIAL]
+
+
+class _Read:
+    """An input that all processes have, as the same DTensor for all matrices of a module that read it: the gradients
+    that come back from them are summed before they are summed over the group."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        self.mesh, self.readers, self.left = mesh, 0, 0
+        self.given: Tensor | None = None
+        self.replicated: Tensor | None = None
+
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        tensor, *rest = inputs
+        if tensor is not self.given:
+            replicated = DTensor.from_local(tensor, self.mesh, [Replicate()], run_check=False)
+            self.given, self.replicated, self.left = tensor, replicated, self.readers
+        read, self.left = self.replicated, self.left - 1
+        if not self.left:  # nobody else will, and it is large
+            self.given = self.replicated = None
+        return read, *rest
 
 
 def _sum_gradient(parameter: Tensor, group: ProcessGroup) -> None:
@@ -259,7 +293,7 @@ class Unfilled:
         self.draws = _Draws()
 
     def __enter__(self) -> "Unfilled":
-        self.stack = ExitStack()
+        self.stack = contextlib.ExitStack()
         self.stack.enter_context(init_empty_weights(include_buffers=False))
         self.stack.enter_context(self.draws)
         return self
@@ -373,6 +407,10 @@ class Part(NamedTuple):
 
     values: Tensor
     offset: tuple[int, ...]  # of its first element in the whole
+
+    def copied(self) -> "Part":
+        """In main memory, where nobody else writes."""
+        return Part(self.values.detach().to("cpu", copy=True), self.offset)
 
 
 def part(tensors: Mapping[str, Tensor], index: int) -> dict[str, Part]:
