@@ -8,6 +8,7 @@ folder receives `benchmark.json`, with every round, and `benchmark.png`. Exit co
 
     python -m benchmarks report [--check]             # what README.md says, from the records
     python -m benchmarks prepare                      # a corpus to tokens on disk, and training on them
+    python -m benchmarks scale                        # what two processes take beside the formulas of docs/SCALE.md
     python -m benchmarks calls                                                            # however busy the machine is
     python -m benchmarks generate --shape decoder --peer llama --batch 1                  # a single comparison
     python -m benchmarks generate --shape decoder --peer llama --batch 1 --compile        # static cache, torch.compile
@@ -179,10 +180,10 @@ def main(argv: Sequence[str]) -> int:
             from . import readme  # which needs all of this here
 
             return readme.main(argv[1:])
-        if argv[:1] == ["prepare"]:
-            from . import preparation
+        if argv[:1] in (["prepare"], ["scale"]):
+            from . import preparation, scale
 
-            preparation.main(argv[1:])
+            {"prepare": preparation, "scale": scale}[argv[0]].main(argv[1:])
             return 0
         arguments = parse(argv)
         with torch.backends.mkldnn.flags(enabled=False) if arguments.no_onednn else nullcontext():

@@ -11,6 +11,8 @@ whole runs, comparison by comparison: a folder more there, and they have a row m
 What stands between `<!-- seeds: CARD SCORE -->` and `<!-- end -->` is the test's score of a card, mean and standard
 deviation over its seeds: its `metrics.jsonl` and those of other seeds beside it, `seed-2.jsonl` and so on. A table
 between `<!-- cards: CARD.SCORE ... -->` and `<!-- end -->` has such a score of each card, and what a run of it took.
+Between `<!-- scale: measured NAME -->` or `<!-- scale: gpus NAME -->` and `<!-- end -->` are the tables of
+docs/SCALE.md.
 """
 
 import argparse
@@ -26,6 +28,7 @@ from hf_scratch_transformer import hub
 from hf_scratch_transformer.files import write_text
 from training import metrics
 
+from . import scale
 from .gpu import read_record
 from .report import number
 from .steps import STEPS
@@ -35,6 +38,7 @@ RECORDS = "benchmarks/records"
 TABLE = re.compile(r"(<!-- records: ([\w ]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 CARDS = re.compile(r"(<!-- cards: ([\w. ]+) -->\n)(?:.*?)(<!-- end -->)", re.DOTALL)
 SEEDS = re.compile(r"(<!-- seeds: (\w+) (\w+) -->)(?:.*?)(<!-- end -->)", re.DOTALL)
+SCALE = re.compile(r"(<!-- scale: (measured|gpus) (\w+) -->\n)(?:.*?)(<!-- end -->)", re.DOTALL)
 # Kind and family -> a peer that has a row of its own: the best encoder is not the one that most people take.
 ALSO = {("train", "encoder"): "distilbert"}
 
@@ -81,14 +85,23 @@ def filled(text: str, root: Path) -> str:
         head = ["recipe", "test", "parameters", "steps", "target tokens", "training FLOPs"]
         return match[1] + markdown(head, [budget(root, *name.split(".")) for name in match[2].split()]) + match[3]
 
+    def spread(match: re.Match[str]) -> str:
+        record = read(root, f"{match[3]}/scale.json")
+        if match[2] == "gpus":
+            return match[1] + markdown(scale.HEAD, scale.on_gpus(scale.writing(record))) + match[4]
+        head = [f"on {machine(record)}", "", "measured", "by formula", "ratio"]
+        return match[1] + markdown(head, scale.beside(record)) + match[4]
+
+    text = SCALE.sub(spread, text)
     text = CARDS.sub(trained, text)
     text = SEEDS.sub(lambda match: match[1] + over_seeds(root / "model_cards" / match[2], match[3]) + match[4], text)
     return TABLE.sub(table, text)
 
 
 def pages(root: Path) -> list[Path]:
-    """What says something that records say: the README, and the cards that name the scores of several seeds."""
-    return [root / "README.md", *sorted((root / "model_cards").glob("*/README.md"))]
+    """What says something that records say: the README, the page about scale, and the cards that name the scores of
+    several seeds."""
+    return [root / "README.md", root / "docs" / "SCALE.md", *sorted((root / "model_cards").glob("*/README.md"))]
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

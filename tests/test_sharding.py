@@ -7,9 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoModel
+from transformers import AutoModel, MarianConfig, MarianMTModel
 
-from tests import tiny_runs
+from hf_scratch_transformer import ScratchDecoderForCausalLM
+from tests import tiny, tiny_runs
 from training import checkpoints, metrics, optimisation, sharding
 from training.recipe import Checkpoints
 from training.sections import RecipeError
@@ -145,7 +146,7 @@ from training import sharding
 sizes = dict(vocab_size=51, hidden_size=16, intermediate_size=32, num_attention_heads=2)
 marian = dict(vocab_size=51, d_model=16, encoder_ffn_dim=16, decoder_ffn_dim=16, pad_token_id=0)
 layers = dict(encoder_layers=1, decoder_layers=1)
-kind, config = {
+families = {
     "encoder": (ours.ScratchEncoderForMaskedLM, ours.ScratchEncoderConfig(
         **sizes, num_hidden_layers=2, lm_head_transform=True, lm_head_bias=True, initialization="xavier_uniform",
         position_embedding_type="learned")),
@@ -155,36 +156,43 @@ kind, config = {
         **sizes, **layers, position_embedding_type="sinusoidal")),
     "bert": (BertForMaskedLM, BertConfig(**sizes, num_hidden_layers=2)),
     "llama": (LlamaForCausalLM, LlamaConfig(**sizes, num_hidden_layers=2)),
-    "tied llama": (LlamaForCausalLM, LlamaConfig(**sizes, num_hidden_layers=2, tie_word_embeddings=True)),
+    "tied": (LlamaForCausalLM, LlamaConfig(**sizes, num_hidden_layers=2, tie_word_embeddings=True)),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config(**sizes, num_hidden_layers=2, num_key_value_heads=2, head_dim=8)),
     "marian": (MarianMTModel, MarianConfig(
         **marian, **layers, encoder_attention_heads=2, decoder_attention_heads=2)),
-}[sys.argv[1]]
+}
+
+
+def compare(kind, config):
+    torch.manual_seed(3)
+    one, state = kind(config), torch.get_rng_state()
+    torch.manual_seed(3)
+    unfilled = sharding.Unfilled()
+    with unfilled:
+        two = kind(config)
+    assert all(parameter.is_meta for parameter in two.parameters())
+    assert torch.equal(state, torch.get_rng_state())
+    process = SimpleNamespace(num_processes=2, device=torch.device("cpu"), mixed_precision="no")
+    sharding.shard(two, SimpleNamespace(reshard_after_forward=True), process, unfilled)
+    assert [name for name, _ in one.named_parameters()] == [name for name, _ in two.named_parameters()]
+    for mine, sharded in ((one.state_dict(), two.state_dict()), (dict(one.named_buffers()), dict(two.named_buffers()))):
+        assert mine.keys() == sharded.keys()
+        for name in mine:
+            assert torch.equal(mine[name], sharding.full_tensor(sharded[name])), name
+    ids = {"input_ids": torch.randint(1, 51, (3, 7))}
+    if config.is_encoder_decoder:
+        ids["decoder_input_ids"] = torch.randint(0, 51, (3, 5))
+    for model in (one, two):
+        model.eval()
+        model(**ids).logits.square().mean().backward()
+    for (name, parameter), other in zip(one.named_parameters(), two.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, sharding.full_tensor(other.grad), atol=1e-6, rtol=1e-4, msg=name)
+
+
 torch.distributed.init_process_group("gloo")
-torch.manual_seed(3)
-one, state = kind(config), torch.get_rng_state()
-torch.manual_seed(3)
-unfilled = sharding.Unfilled()
-with unfilled:
-    two = kind(config)
-assert all(parameter.is_meta for parameter in two.parameters())
-assert torch.equal(state, torch.get_rng_state())
-process = SimpleNamespace(num_processes=2, device=torch.device("cpu"), mixed_precision="no")
-sharding.shard(two, SimpleNamespace(reshard_after_forward=True), process, unfilled)
-assert [name for name, _ in one.named_parameters()] == [name for name, _ in two.named_parameters()]
-for mine, sharded in ((one.state_dict(), two.state_dict()), (dict(one.named_buffers()), dict(two.named_buffers()))):
-    assert mine.keys() == sharded.keys()
-    for name in mine:
-        assert torch.equal(mine[name], sharding.full_tensor(sharded[name])), name
-ids = {"input_ids": torch.randint(1, 51, (3, 7))}
-if config.is_encoder_decoder:
-    ids["decoder_input_ids"] = torch.randint(0, 51, (3, 5))
-for model in (one, two):
-    model.eval()
-    model(**ids).logits.square().mean().backward()
-for (name, parameter), other in zip(one.named_parameters(), two.parameters(), strict=True):
-    torch.testing.assert_close(parameter.grad, sharding.full_tensor(other.grad), atol=1e-6, rtol=1e-4, msg=name)
-print("equal", flush=True)
+for family in sys.argv[1:]:
+    compare(*families[family])
+    print(f"{family} equal", flush=True)
 os._exit(0)
 """
 
@@ -199,6 +207,7 @@ def test_two_copies_of_two_halves_give_the_losses_of_one(runs):
         assert one.keys() == four.keys() and max(abs(one[step] - four[step]) for step in one) < 1e-5
 
 
+MARIAN = MarianConfig(vocab_size=9, d_model=8, encoder_layers=1, decoder_layers=1, pad_token_id=0)
 GROUP = {"ACCELERATE_USE_PARALLELISM_CONFIG": "true", "PARALLELISM_CONFIG_TP_SIZE": "2"}
 TENSOR_PARALLEL = """
 import os, sys
@@ -265,6 +274,25 @@ def test_processes_that_share_every_matrix_give_the_losses_of_one(outputs, proce
         assert tiny_runs.run(runs / kind / "recipe.yaml", runs / kind / f"{outputs[0]}_alone", "--resume") == 0
         alone = tiny_runs.losses(runs / kind / f"{outputs[0]}_alone")
         assert max(abs(one[step] - alone[step]) for step in one) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (
+            lambda: tiny.model(ScratchDecoderForCausalLM, num_key_value_heads=1),
+            "num_key_value_heads 1: cannot be",
+        ),
+        (
+            lambda: tiny.model(ScratchDecoderForCausalLM, intermediate_size=17),
+            "17 of model.layers.0.mlp.up_proj cannot",
+        ),
+        (lambda: MarianMTModel(MARIAN), "MarianMTModel declares no plan"),
+    ],
+)
+def test_a_model_that_cannot_be_shared_out_is_refused(model, message):
+    with pytest.raises(RecipeError, match=message):
+        sharding.split(model(), SimpleNamespace(size=lambda: 2))
 
 
 def test_weights_travel_rounded_and_stay_whole(runs, tmp_path):
@@ -489,19 +517,17 @@ def test_a_part_that_cannot_be_written_ends_the_run_of_all(runs, tmp_path):
     assert not [*(tmp_path / "run" / "checkpoints").iterdir()]
 
 
-OURS, NATIVE = ("encoder", "decoder", "seq2seq"), ("llama", "tied llama", "qwen3")
+OURS = ("encoder", "decoder", "seq2seq")
 
 
-@pytest.mark.parametrize(
-    ("family", "asked"),
-    [*((family, {}) for family in (*OURS, "llama", "bert", "marian")), *((family, GROUP) for family in OURS + NATIVE)],
-)
-def test_weights_that_are_drawn_where_they_lie_are_those_of_one_process(family, asked, tmp_path):
+@pytest.mark.parametrize(("natives", "asked"), [(("llama", "bert", "marian"), {}), (("llama", "tied", "qwen3"), GROUP)])
+def test_weights_that_are_drawn_where_they_lie_are_those_of_one_process(natives, asked, tmp_path):
     """And their gradients. Also what is tied across units that are sharded apart, as in BERT, is one; no process holds
     all of it."""
     program = tmp_path / "program.py"
     program.write_text(DRAWN, encoding="utf-8")
-    assert "equal\n" in tiny_runs.launch(program, family, **asked)
+    said = tiny_runs.launch(program, *OURS, *natives, **asked)
+    assert all(said.count(f"{family} equal\n") == 2 for family in (*OURS, *natives))
 
 
 @pytest.mark.parametrize("kind", OPTIONS)

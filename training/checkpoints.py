@@ -230,13 +230,13 @@ class Tensors(Mapping[str, Tensor]):
     def __init__(self, path: Path) -> None:
         parts = sorted(each for each in path.parent.iterdir() if _whole_name(each.name) == path.name)
         self.files = [safe_open(each, "pt") for each in parts or [path]]
-        self.where: dict[str, list[tuple[Any, list[slice]]]] = {}
+        self.where: dict[str, list[tuple[Any, tuple[slice, ...]]]] = {}
         for file in self.files:
             offsets = json.loads((file.metadata() or {}).get(OFFSETS, "{}"))
             for name in file.keys():  # noqa: SIM118 (it is no mapping)
                 shape = file.get_slice(name).get_shape()
                 starts = offsets.get(name, [0] * len(shape))
-                extent = [slice(start, start + size) for start, size in zip(starts, shape, strict=True)]
+                extent = tuple(slice(start, start + size) for start, size in zip(starts, shape, strict=True))
                 self.where.setdefault(name, []).append((file, extent))
 
     def __getitem__(self, name: str) -> Tensor:

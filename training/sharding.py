@@ -192,7 +192,7 @@ def split(model: PreTrainedModel, mesh: DeviceMesh) -> list[nn.Module]:
         raise RecipeError(f"model: {kind} is split in ways that training does not know: {', '.join(unknown)}")
     for name in HEADS:
         if (heads := getattr(model.config, name, None) or count) % count:
-            raise RecipeError(f"model.{name} {heads}: cannot be shared out among {count} tensor-parallel processes")
+            raise RecipeError(f"model.{name} {heads}: cannot be shared out among {count} processes")
     styles = {name: plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name)) for name, _ in model.named_modules()}
     tables = {id(module.weight): name for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
     ties, inputs = _ties(model), defaultdict[str, _Read](lambda: _Read(mesh))
@@ -201,13 +201,13 @@ def split(model: PreTrainedModel, mesh: DeviceMesh) -> list[nn.Module]:
         if style is not None and isinstance(weight := getattr(module, "weight", None), Tensor) and id(weight) in tables:
             styles[tables[id(weight)]] = "embedding_rowwise"  # which is tied to a head that is split
     for name, style in styles.items():
+        module = model.get_submodule(name)
+        width = module.weight.shape[style == "rowwise"] if isinstance(module, nn.Linear) else count
+        if style in ("colwise", "rowwise") and width % count:
+            raise RecipeError(f"model: the width {width} of {name} cannot be shared out among {count} processes")
+    for name, style in styles.items():
         if style in STYLES:
             module = model.get_submodule(name)
-            width = module.weight.shape["rowwise" in style] if isinstance(module, nn.Linear) else 0
-            if width % count and "colwise_" not in style:
-                raise RecipeError(
-                    f"model: the width {width} of {name} cannot be shared out among {count} tensor-parallel processes"
-                )
             if "colwise" in style:
                 inputs[parent := name.rpartition(".")[0]].readers += 1
                 module.register_forward_pre_hook(inputs[parent])
