@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoModel, MarianConfig, MarianMTModel
+import yaml
+from transformers import AutoModel, AutoTokenizer, LlamaConfig, LlamaForCausalLM, MarianConfig, MarianMTModel
 
 from hf_scratch_transformer import ScratchDecoderForCausalLM
 from tests import tiny, tiny_runs
@@ -528,6 +529,35 @@ def test_weights_that_are_drawn_where_they_lie_are_those_of_one_process(natives,
     program.write_text(DRAWN, encoding="utf-8")
     said = tiny_runs.launch(program, *OURS, *natives, **asked)
     assert all(said.count(f"{family} equal\n") == 2 for family in (*OURS, *natives))
+
+
+@pytest.mark.parametrize("is_native", [False, True])
+def test_parts_of_a_model_that_exists_are_read_where_they_will_lie(is_native, runs, tmp_path, monkeypatch):
+    """Ours, and a native one that is converted tensor by tensor."""
+    monkeypatch.setattr(optimisation, "multiplies_bfloat16", lambda device: False)
+    model, tree = runs / "muon" / "one" / "model", yaml.safe_load((runs / "muon" / "recipe.yaml").read_text())
+    if is_native:
+        sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2}
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained(tmp_path / "native")
+        model = tmp_path / "native"
+        ids = {name: getattr(tokenizer, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
+        tree["tokenizer"] = {"path": str(runs / "muon" / "one" / "model")}
+    else:
+        ids = {}
+        del tree["tokenizer"]
+    tree["model"] = {"path": str(model), **ids}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
+    assert tiny_runs.run(tmp_path / "recipe.yaml", tmp_path / "one") == 0
+    tiny_runs.launch("-m", "training", tmp_path / "recipe.yaml", "--output_dir", tmp_path / "two", **ASKED)
+    one, two = tiny_runs.losses(tmp_path / "one"), tiny_runs.losses(tmp_path / "two")
+    assert one.keys() == two.keys() and max(abs(one[step] - two[step]) for step in one) < 1e-5
+    newest = checkpoints.Store(tmp_path / "two" / "checkpoints", Checkpoints()).complete()[0]
+    identities = [
+        checkpoints.read_state(run / "checkpoints" / newest.name)["identity"]
+        for run in (tmp_path / "one", newest.parents[1])
+    ]
+    assert identities[0] == identities[1] and identities[0]["base_model"]
 
 
 @pytest.mark.parametrize("kind", OPTIONS)

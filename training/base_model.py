@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from hf_scratch_transformer import ScratchConfig
-from hf_scratch_transformer.conversion import convert_from
-from hf_scratch_transformer.conversion.folders import native_task
+from hf_scratch_transformer.conversion.folders import native_task, open_saved
+from hf_scratch_transformer.conversion.weights import stored
 from hf_scratch_transformer.files import possible_path
-from hf_scratch_transformer.insight.plot import open_model
+from hf_scratch_transformer.insight.plot import check_settings
 from hf_scratch_transformer.insight.presets import PRESETS, read_config
 
 PATH = "path"  # the field of a recipe's section `model` that names it
@@ -55,40 +57,37 @@ def build_config(section: Mapping[str, Any], defaults: Mapping[str, Any]) -> Pre
     return type(base).from_dict({**base.to_dict(), **lacking, **own})
 
 
-def open_base(source: str, config: PreTrainedConfig, auto_model: Any) -> PreTrainedModel:
-    """A model of that configuration with the parameters of a saved one, in single precision.
+def open_base(source: str, config: PreTrainedConfig, auto_model: Any) -> tuple[PreTrainedModel, Mapping[str, Tensor]]:
+    """A new model of that configuration, in single precision, and the parameters of a saved one for it, which are read
+    one at a time.
 
     Raises ValueError when it is another task's, or its parameters have other shapes.
     """
     wanted = auto_model._model_mapping.get(type(config), None)
     if wanted is None:
         raise ValueError(f"{source} is a {config.model_type}, of which there is no {auto_model.__name__}")
-    folder = located(source)
-    is_ours = isinstance(read_config(folder), ScratchConfig)
-    saved = open_model(folder, auto_model, attention=None) if is_ours else convert_from(folder)
-    if type(saved) is not wanted:
-        raise ValueError(f"{source} has another head: it is a {type(saved).__name__}, not a {wanted.__name__}")
+    saved = open_saved(located(source))
+    if type(saved.model) is not wanted:
+        raise ValueError(f"{source} has another head: it is a {type(saved.model).__name__}, not a {wanted.__name__}")
     model = auto_model.from_config(config, dtype=torch.float32)
-    try:
-        model.load_state_dict(saved.state_dict())
-    except RuntimeError as error:
-        reason = str(error).splitlines()[1:]
-        raise ValueError(f"{source}: its weights do not fit the fields given: {' '.join(reason[0].split())}") from error
-    weights = model.state_dict()
-    for name, tensor in saved.state_dict().items():
-        if not torch.equal(weights[name], tensor.to(weights[name])):
-            raise ValueError(f"{source}: its weights do not fit the fields given: {name} would be another tensor")
-    if saved.can_generate():
+    shapes = {name: tuple(tensor.shape) for name, tensor in stored(model).items()}
+    for name in sorted(shapes.keys() | saved.weights.keys()):
+        own, other = shapes.get(name), dict(saved.weights.shapes).get(name)
+        if own != other:
+            what = f"{name} is {other or 'not there, or that of another'}, not {own or 'one of its own'}"
+            raise ValueError(f"{source}: its weights do not fit the fields given: {what}")
+    if saved.generation_config is not None:
+        check_settings(f"{source}: {GENERATION_CONFIG_NAME}", vars(saved.generation_config))
         model.generation_config = saved.generation_config
         for name in SPECIAL_IDS:
-            if (value := getattr(config, name, None)) != getattr(saved.config, name, None):
+            if (value := getattr(config, name, None)) != getattr(saved.model.config, name, None):
                 setattr(model.generation_config, name, value)
-    return model
+    return model, saved.weights
 
 
-def fingerprint(model: PreTrainedModel) -> str:
-    """SHA-256 over all parameters: two models that begin alike have the same."""
+def fingerprint(weights: Mapping[str, Tensor]) -> str:
+    """SHA-256 over all parameters of a saved model: runs that begin with the same have the same."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(name.encode() + tensor.contiguous().view(torch.uint8).numpy().tobytes())
+    for name in sorted(weights):
+        digest.update(name.encode() + weights[name].float().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

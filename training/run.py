@@ -28,7 +28,7 @@ from accelerate.utils import (
 from pydantic import ConfigDict, Field, TypeAdapter
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from hf_scratch_transformer.files import replacing, write_text
 from hf_scratch_transformer.tokenization import check_tokenizer, config_fields, sides
@@ -299,10 +299,11 @@ def prepare(recipe: Recipe, accelerator: Accelerator, where: Path, started: floa
         torch.set_float32_matmul_precision("high")
     sources.check_splits(recipe.data)
     objective = OBJECTIVES[recipe.objective](recipe, open_tokenizer(recipe, where, accelerator))
-    # A model that goes on from another is read whole.
-    unfilled = sharding.Unfilled() if plugin is not None and PATH not in recipe.model else None
+    # Rows of new tokens are drawn around the mean of all that a model has: it is read whole then.
+    grows = PATH in recipe.model and len(objective.tokenizer) > build_config(recipe, objective).vocab_size
+    unfilled = sharding.Unfilled() if plugin is not None and not grows else None
     with unfilled or contextlib.nullcontext():
-        model = build_model(recipe, accelerator, objective)
+        model, saved = build_model(recipe, accelerator, objective)
     if recipe.optimisation.gradient_checkpointing or (plugin is not None and plugin.activation_checkpointing):
         try:
             with warnings.catch_warnings():  # its name in every version that we take
@@ -310,7 +311,7 @@ def prepare(recipe: Recipe, accelerator: Accelerator, where: Path, started: floa
                 model.gradient_checkpointing_enable({"use_reentrant": False})
         except ValueError as error:
             raise RecipeError(f"optimisation.gradient_checkpointing: {reason(error)}") from error
-    base = {"base_model": fingerprint(model)} if PATH in recipe.model else {}
+    base = {"base_model": fingerprint(saved)} if saved else {}
     say = partial(print, file=sys.stderr) if accelerator.is_main_process else str
     whole = partial(preparation.prepared, recipe, objective, say)
     parts = corpus.Parts(recipe, objective.encode, objective.end, say, whole, objective.pools)
@@ -331,6 +332,8 @@ def prepare(recipe: Recipe, accelerator: Accelerator, where: Path, started: floa
     if plugin is not None:
         for module in (model, ema_model.module) if ema_model is not None else (model,):
             sharding.shard(module, plugin, accelerator, unfilled)
+        if saved and unfilled is not None:
+            checkpoints.load_weights(model, saved)
         if ema_model is not None:
             checkpoints.load_weights(ema_model.module, sharding.weights(model))
     prepared.train()
@@ -361,13 +364,22 @@ def prepare(recipe: Recipe, accelerator: Accelerator, where: Path, started: floa
     )
 
 
-def build_model(recipe: Recipe, accelerator: Accelerator, objective: Objective) -> PreTrainedModel:
-    """The model of a recipe, its parameters drawn from the seed, or those of the model that it goes on from.
+def build_config(recipe: Recipe, objective: Objective) -> PreTrainedConfig:
+    """The configuration of a recipe's model, whose tokens are those of its tokenizer unless it says otherwise."""
+    return recipe.build_config(**config_fields(objective.tokenizer, corpus.FAMILIES[recipe.objective]))
+
+
+def build_model(
+    recipe: Recipe, accelerator: Accelerator, objective: Objective
+) -> tuple[PreTrainedModel, Mapping[str, torch.Tensor]]:
+    """The model of a recipe, its parameters drawn from the seed, and those of the model that it goes on from, which it
+    has if it has memory.
 
     Raises RecipeError when it does not fit the tokenizer, or there is no such model.
     """
     tokenizer, base = objective.tokenizer, recipe.model.get(PATH)
-    config = recipe.build_config(**config_fields(tokenizer, corpus.FAMILIES[recipe.objective]))
+    saved: Mapping[str, torch.Tensor] = {}
+    config = build_config(recipe, objective)
     set_seed(recipe.seed)
     # On a CPU, torch's fused attention goes backward in bf16 some twenty times slower than the formula written out.
     slow_fused = accelerator.device.type == "cpu" and accelerator.mixed_precision == "bf16"
@@ -378,7 +390,9 @@ def build_model(recipe: Recipe, accelerator: Accelerator, objective: Objective) 
         if base is None:
             model = objective.auto_model.from_config(config)
         else:
-            model = open_base(base, config, objective.auto_model)
+            model, saved = open_base(base, config, objective.auto_model)
+            if model.device.type != "meta":
+                checkpoints.load_weights(model, saved)
             if len(tokenizer) > config.vocab_size:
                 model.resize_token_embeddings(len(tokenizer))
         for side, name in zip(sides(tokenizer), (False, True), strict=True):
@@ -387,7 +401,7 @@ def build_model(recipe: Recipe, accelerator: Accelerator, objective: Objective) 
         raise RecipeError(f"model{'' if base is None else f'.{PATH}'}, tokenizer: {reason(error)}") from error
     if slow_fused:
         model.set_attn_implementation("eager")
-    return model
+    return model, saved
 
 
 def announce(

@@ -7,8 +7,11 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import torch
 import transformers
 from huggingface_hub import snapshot_download, split_torch_state_dict_into_shards
 from safetensors.torch import save_file
@@ -23,7 +26,7 @@ from ..files import reading, replacing
 from ..stack_scratch import ScratchPreTrainedModel
 from .families import FAMILIES
 from .tables import Family
-from .weights import FolderWeights, Translation, in_short
+from .weights import FolderWeights, Lazily, Translation, describe, in_short, stored, stored_names
 
 GgufConfig = getattr(transformers, "GgufConfig", None)
 OUR_CONFIGS = {
@@ -71,6 +74,52 @@ def convert_from(source: PreTrainedModel | str | os.PathLike[str]) -> ScratchPre
         if model.can_generate():
             model.generation_config = _generation_config(folder, config)
         return model
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A model of ours in a folder, or a native one there as ours, of which only the description has been read."""
+
+    model: ScratchPreTrainedModel  # without memory
+    weights: Lazily  # by the names under which it saves them
+    generation_config: GenerationConfig | None
+
+
+def open_saved(source: str | os.PathLike[str]) -> Saved:
+    """A saved model as ours, whose parameters are read, and converted, one at a time.
+
+    Args:
+        source: a folder, or an id on the Hub, of one of ours or a native one.
+
+    Raises:
+        ValueError: as `convert_from`, or for a class of ours that there is not.
+    """
+    with _opened(source) as (folder, config, weights):
+        if not isinstance(config, ScratchConfig):
+            translation = Translation(*native_task(config), config, weights)
+            shapes = {name: tuple(tensor.shape) for name, tensor in translation.shapes.items()}
+            model, read = translation.model, translation.tensor
+        else:
+            name = _architecture(config)
+            classes = {known.__name__: known for known in _subclasses(ScratchPreTrainedModel)}
+            if name not in classes:
+                raise ValueError(f"{source}: config.json: architectures: there is no {name}")
+            with torch.device("meta"):
+                model = classes[name](config)
+            names = stored_names(model, describe(weights), lambda name: False)
+            shapes = {name: tuple(tensor.shape) for name, tensor in stored(model).items()}
+
+            def read(name: str) -> Tensor:
+                return weights[str(names[name])]
+
+        settings = _generation_config(folder, config) if model.can_generate() else None
+        return Saved(model, Lazily(shapes, read), settings)
+
+
+def _subclasses(kind: Any) -> Iterator[Any]:
+    for each in kind.__subclasses__():
+        yield each
+        yield from _subclasses(each)
 
 
 def convert_to(model: ScratchPreTrainedModel, family: str) -> PreTrainedModel:

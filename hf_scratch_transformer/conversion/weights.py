@@ -85,6 +85,26 @@ class FolderWeights(Mapping[str, Tensor]):
         return tensors
 
 
+class Lazily(Mapping[str, Tensor]):
+    """Tensors by name, each read or computed when asked for."""
+
+    def __init__(self, shapes: Mapping[str, Sequence[int]], read: Callable[[str], Tensor]):
+        self.shapes, self.read = shapes, read
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.read(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a tensor, which is not read for it."""
+        return tuple(self.shapes[name])
+
+
 def describe(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if isinstance(weights, FolderWeights):
         return weights.described()

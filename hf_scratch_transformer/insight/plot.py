@@ -127,11 +127,11 @@ def open_model(source: str, auto_class: Any = None, attention: str | None = "eag
     if missing := sorted(name for name in found["missing_keys"] if "pooler" not in name):
         raise ValueError(f"{source}: {len(missing)} weights of {type(model).__name__} are missing, {missing[0]} first")
     if model.can_generate():
-        _check_settings(f"{source}: {GENERATION_CONFIG_NAME}", vars(model.generation_config))
+        check_settings(f"{source}: {GENERATION_CONFIG_NAME}", vars(model.generation_config))
     return model.eval()
 
 
-def _check_settings(where: str, settings: Mapping[str, Any]) -> None:
+def check_settings(where: str, settings: Mapping[str, Any]) -> None:
     """Raise ValueError for settings of generation of a type that transformers fails at only when it generates."""
     for name, value in settings.items():
         ids = value if isinstance(value, list) else [value]
