@@ -10,6 +10,7 @@ and on NCCL, so that tests without a GPU test it.
 import contextlib
 import ctypes
 import json
+import logging
 import math
 import os
 import re
@@ -185,6 +186,8 @@ def split(model: PreTrainedModel, mesh: DeviceMesh) -> list[nn.Module]:
     Raises RecipeError for a model without a plan, with a style in it that is not known here, or whose heads or widths
     cannot be shared out evenly.
     """
+    # Where both share out the same rows, parts of parts are put together in two steps, which torch says each time.
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     plan, count, kind = model.tp_plan, mesh.size(), type(model).__name__
     if not plan:
         raise RecipeError(f"model: {kind} declares no plan of tensor parallelism: --parallelism_config_tp_size 1")
