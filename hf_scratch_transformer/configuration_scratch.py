@@ -327,6 +327,7 @@ class ScratchSeq2SeqConfig(ScratchConfig):
     decoder_vocab_size: int | None = None  # of the target. Default: vocab_size
     share_encoder_decoder_embeddings: bool = True  # one table for both sides; if tied, the head is that table too
     decoder_start_token_id: int | None = None  # of every target. Default: bos_token_id, or else pad_token_id
+    wrap_labels: bool = False  # in training a target starts with the last of its labels, as mBART's with its language
     is_encoder_decoder: bool = True
     use_cache: bool = True  # by default, keys and values of earlier tokens are kept
 

@@ -214,9 +214,13 @@ class ScratchSeq2SeqForConditionalGeneration(ScratchLanguageModel, ScratchGenera
         return past_key_values
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
-        """Teacher forcing: the target one step later, after `decoder_start_token_id`; (B, T) -> (B, T)."""
-        shifted = labels.long().roll(1, dims=-1)
+        """Teacher forcing: the target one step later, after `decoder_start_token_id` or, wrapped, its last label."""
+        labels = labels.long()
+        shifted = labels.roll(1, dims=-1)
         shifted[..., 0] = self.config.decoder_start_token_id
+        if self.config.wrap_labels:
+            is_target = (labels != -100) & (labels != self.config.pad_token_id)
+            shifted[..., :1] = labels.gather(-1, (is_target.sum(-1, keepdim=True) - 1).clamp(min=0))
         # Where there is nothing to predict the token does not matter, as long as the table has it.
         return shifted.masked_fill(shifted == -100, self.config.pad_token_id or 0)
 

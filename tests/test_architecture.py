@@ -42,11 +42,11 @@ BUDGETS = {
     "heads_scratch": 340,  # to become 320
     "modeling_scratch_encoder": 158,  # to become 130
     "modeling_scratch_decoder": 154,  # to become 150
-    "modeling_scratch_seq2seq": 258,  # to become 250
+    "modeling_scratch_seq2seq": 262,  # to become 250
 }
 FOLDERS = {  # of all files that a model carries
     "modeling_scratch_encoder": 1900,  # to become 1750
-    "modeling_scratch_decoder": 2041,  # to become 1850
+    "modeling_scratch_decoder": 2042,  # to become 1850
 }
 
 

@@ -124,7 +124,7 @@ SIZES = {
         LLAMAS, {"head_dim": 8, "attention_out_bias": True}, {"head_dim": 10, "attention_bias": False}, {"head_dim": 4}
     ),
     **dict.fromkeys(
-        ("pegasus", "blenderbot", "bart"),
+        ("pegasus", "blenderbot", "bart", "plbart", "mbart"),
         translators({"scale_embedding": True}, {"activation_function": "relu"}, {"tie_word_embeddings": False}),
     ),
 }

@@ -611,24 +611,44 @@ MARIAN = Family(
     constants={**SEQ2SEQ, "position_embedding_type": "sinusoidal_halves"},
     requires=NOT_QUANTIZED,
 )
-BART = Family(
-    native="bart",
-    config=ScratchSeq2SeqConfig,
-    rows=SEQ2SEQ_ROWS
-    + tuple(
-        Row(f"{stack}.{theirs}", f"{stack}.embeddings.{ours}")
-        for stack in ("encoder", "decoder")
-        for theirs, ours in (("embed_positions", "position_embeddings"), ("layernorm_embedding", "norm"))
-    ),
-    heads={"": Head("BartModel"), "ConditionalGeneration": Head("BartForConditionalGeneration", SEQ2SEQ_HEAD)},
-    fields=SEQ2SEQ_FIELDS + ONE_VOCABULARY + same("classifier_dropout"),
-    constants={**SEQ2SEQ, "position_embedding_type": "learned", "position_offset": 2, "embedding_norm": True},
-    requires=NOT_QUANTIZED,
-)
+FINAL_NORMS = tuple(Row(f"{stack}.layer_norm", f"{stack}.norm") for stack in ("encoder", "decoder"))
+
+
+def like_bart(native: str, prefix: str, rows: tuple[Row, ...] = (), **constants: Any) -> Family:
+    return Family(
+        native=native,
+        config=ScratchSeq2SeqConfig,
+        rows=SEQ2SEQ_ROWS
+        + tuple(
+            Row(f"{stack}.{theirs}", f"{stack}.embeddings.{ours}")
+            for stack in ("encoder", "decoder")
+            for theirs, ours in (("embed_positions", "position_embeddings"), ("layernorm_embedding", "norm"))
+        )
+        + rows,
+        heads={
+            "": Head(f"{prefix}Model"),
+            "ConditionalGeneration": Head(f"{prefix}ForConditionalGeneration", SEQ2SEQ_HEAD),
+        },
+        fields=SEQ2SEQ_FIELDS + ONE_VOCABULARY + same("classifier_dropout"),
+        constants={
+            **SEQ2SEQ,
+            "position_embedding_type": "learned",
+            "position_offset": 2,
+            "embedding_norm": True,
+            **constants,
+        },
+        requires=NOT_QUANTIZED,
+    )
+
+
+# PLBART (Ahmad et al., 2021) is BART on programs; mBART (Liu et al., 2020) has norms before each sub-layer.
+BART = like_bart("bart", "Bart")
+PLBART = like_bart("plbart", "PLBart", wrap_labels=True)
+MBART = like_bart("mbart", "MBart", FINAL_NORMS, wrap_labels=True, norm_position="pre")
 
 # Norms before each sub-layer, and one after the last: Pegasus (Zhang et al., 2020), Blenderbot (Roller et al., 2021)
 
-PRE_NORM_ROWS = SEQ2SEQ_ROWS + tuple(Row(f"{stack}.layer_norm", f"{stack}.norm") for stack in ("encoder", "decoder"))
+PRE_NORM_ROWS = SEQ2SEQ_ROWS + FINAL_NORMS
 PEGASUS = Family(
     native="pegasus",
     config=ScratchSeq2SeqConfig,
@@ -659,6 +679,6 @@ FAMILIES = {
     for family in (
         *(DISTILBERT, BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, ELECTRA, EUROBERT),
         *(GPT2, OPT, BIOGPT, LLAMA, QWEN2, QWEN3, MISTRAL, SMOLLM3, SEED_OSS),
-        *(MARIAN, BART, PEGASUS, BLENDERBOT),
+        *(MARIAN, BART, PLBART, MBART, PEGASUS, BLENDERBOT),
     )
 }
