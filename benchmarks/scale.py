@@ -99,8 +99,9 @@ def memory(model: Model, spread: Spread, tokens: int, width: int, checkpointing:
     rest = every - block * model.num_hidden_layers
     layers = model.num_hidden_layers * (model.hidden_size if checkpointing else model.activations(spread.tp))
     again = model.activations(spread.tp) if checkpointing else 0
-    # Gathered: what is in no block, all the time; two blocks, one of them ahead; and the gradients of one.
-    gathered = (width * (rest + 3 * block) + 4 * block) / spread.tp if spread.dp_shard > 1 else 0
+    # Gathered: what is in no block, all the time, and its gradients; two blocks, one of them ahead, and the gradients
+    # of one, as they are computed and in single precision.
+    gathered = (width * (2 * rest + 3 * block) + 4 * block) / spread.tp if spread.dp_shard > 1 else 0
     kept, gradients = float(width * tokens * (layers + again)), (STATE - SAVED) * every / spread.parts
     if spread.parts > 1 or spread.dp_replicate == 1:
         gradients = max(gradients - kept, 0)  # they grow as activations go; the buckets of DDP are always there
@@ -142,7 +143,7 @@ MODELS = {
     "7 billion": Model(4096, 11_008, 32, 32, 32, 32_000),
 }
 GPUS, NODE = (8, 64, 512), 8
-GPU, MFU, ROOM = "H100", 0.4, 70e9  # assumed share of the data sheet's products; bytes that a run may fill
+GPU, USED, ROOM = "H100", 0.4, 70e9  # assumed share of the data sheet's products (HFU); bytes that a run may fill
 NVLINK, BETWEEN = 450e9, 50e9  # bytes a second that a GPU sends to others of its node, and to other nodes
 DISK = 2e9  # bytes a second that a node writes
 TOKENS = 16_384  # of a GPU and step
@@ -159,11 +160,12 @@ def on_gpus(writing: float) -> list[list[str]]:
         every, _ = model.counted()
         for count in GPUS:
             spread = Spread(count // NODE, NODE)
-            checkpointing = sum(memory(model, spread, TOKENS, 2).values()) > ROOM
+            kept = sum(memory(model, spread, TOKENS, 2).values())
+            checkpointing = kept > ROOM
             taken = memory(model, spread, TOKENS, 2, checkpointing)
             sent = network(model, spread, TOKENS, 2)
             inside, between = sent["gathered"] + sent["scattered"], sent["reduced"]
-            computing = FLOPS * every * TOKENS * (4 / 3 if checkpointing else 1) / (MFU * SHEETS[GPU])
+            computing = FLOPS * every * TOKENS * (4 / 3 if checkpointing else 1) / (USED * SHEETS[GPU])
             saved = checkpoint(model, spread)
             seconds = max(saved * NODE / DISK, saved / writing)
             rate = count * TOKENS / computing
@@ -171,7 +173,8 @@ def on_gpus(writing: float) -> list[list[str]]:
                 [
                     f"{name} ({every / 1e9:.2f})",
                     f"{count}",
-                    f"{sum(taken.values()) / 1e9:.1f} ({taken['states'] / 1e9:.1f})" + " c" * checkpointing,
+                    f"{sum(taken.values()) / 1e9:.1f}, of it {taken['states'] / 1e9:.1f}"
+                    + (f" (with all activations {kept / 1e9:.1f})" if checkpointing else ""),
                     f"{computing:.2f}",
                     f"{inside / 1e9:.2f} in {inside / NVLINK:.3f} s",
                     f"{between / 1e9:.2f} in {between / BETWEEN:.3f} s",
@@ -185,7 +188,7 @@ def on_gpus(writing: float) -> list[list[str]]:
 HEAD = [
     "parameters",
     "GPUs",
-    "memory of a GPU, GB (of it states)",
+    "memory of a GPU, GB, of it states",
     "a step, s",
     "sent in the node, GB a GPU",
     "sent to other nodes, GB a GPU",

@@ -1,5 +1,6 @@
 """Runs that go on from a model that exists: one of ours, or a native one that converts."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 import torch
 import yaml
 from huggingface_hub import ModelCard
+from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForSequenceClassification, MambaConfig
 
@@ -150,6 +152,44 @@ def test_it_is_resumed_by_the_model_it_began_with(first, tmp_path, monkeypatch, 
     shutil.copytree(tmp_path / "whole" / "model", tmp_path / "moved")
     assert tiny_runs.run(recipe, tmp_path / "cut", *words, *moved, "--resume") == 2
     assert "this is another run (base_model is another)" in capsys.readouterr().err
+
+
+def damage_index(model):
+    weights = load_file(model / "model.safetensors")
+    (model / "model.safetensors").unlink()
+    for file, names in {"a.safetensors": list(weights)[:3], "b.safetensors": list(weights)[3:]}.items():
+        save_file({name: weights[name] for name in names}, model / file, {"format": "pt"})
+    index = {"weight_map": {name: "ab"[place > 0] + ".safetensors" for place, name in enumerate(weights)}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def damage_weights(change):
+    def damage(model):
+        weights = load_file(model / "model.safetensors")
+        save_file({name: change(tensor) for name, tensor in weights.items()}, model / "model.safetensors")
+
+    return damage
+
+
+def damage_settings(model):
+    (model / "generation_config.json").write_text('{"num_beams": "x"}')
+
+
+@pytest.mark.parametrize(
+    ("damage", "expected"),
+    [
+        (damage_index, "is in a.safetensors, not where model.safetensors.index.json says"),
+        (damage_weights(lambda tensor: tensor * torch.nan), "the norm of its weights is nan"),
+        (damage_weights(lambda tensor: tensor.int()), "of the wrong type: "),
+        (damage_settings, "generation_config.json: num_beams='x' must be a number"),
+    ],
+)
+def test_a_damaged_model_is_not_gone_on_from(damage, expected, first, tmp_path, capsys):
+    shutil.copytree(first / "model", tmp_path / "model")
+    damage(tmp_path / "model")
+    capsys.readouterr()
+    assert tiny_runs.run(recipe_from(tmp_path, "causal_lm", path=str(tmp_path / "model")), tmp_path / "run") == 2
+    assert expected in capsys.readouterr().err and not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

@@ -119,11 +119,12 @@ os._exit(0)
 FULL = """
 import os, sys
 from accelerate import Accelerator
+from safetensors import SafetensorError
 from tests import tiny_runs
 from training import checkpoints
 
-def full(*_):
-    raise OSError(28, "No space left on device")
+def full(*_):  # as safetensors says it
+    raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
 Accelerator.end_training = lambda self: None
 if os.environ["RANK"] == "1":
@@ -514,7 +515,8 @@ def test_a_part_that_cannot_be_written_ends_the_run_of_all(runs, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(FULL, encoding="utf-8")
     said = tiny_runs.launch(program, runs / "muon" / "recipe.yaml", tmp_path / "run", **ASKED)
-    assert said.count("the checkpoint cannot be saved: [Errno 28] No space left on device; there is none") == 2
+    assert said.count("the checkpoint cannot be saved: Error while serializing: I/O error: No space left") == 2
+    assert said.count("there is none before it") == 2
     assert not [*(tmp_path / "run" / "checkpoints").iterdir()]
 
 

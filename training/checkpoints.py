@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.optim import Optimizer
@@ -109,9 +109,12 @@ class Store:
     def _together(self, work: Callable[[], Result]) -> list[Result]:
         """What each process does, at once. Raises in all of them the OSError or CheckpointError of the first that
         fails."""
-        result, error = None, None
+        result: Result | None = None
+        error: Exception | None = None
         try:
             result = work()
+        except SafetensorError as caught:  # which is no OSError, though that is what it tells of
+            error = OSError(str(caught))
         except (OSError, CheckpointError) as caught:
             error = caught
         every: list[Any] = [(result, error)]

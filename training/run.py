@@ -338,7 +338,11 @@ def prepare(recipe: Recipe, accelerator: Accelerator, where: Path, started: floa
             checkpoints.load_weights(ema_model.module, sharding.weights(model))
     prepared.train()
     if spec.compile:
+        if sharding.share(accelerator, plugin)[1] < accelerator.num_processes:
+            raise RecipeError("optimisation.compile: torch cannot compile a tensor-parallel model: leave it out")
         prepared = torch.compile(prepared, dynamic=True)
+    if saved and not math.isfinite(norm := weight_norm(model)):
+        raise RecipeError(f"model.{PATH}: {recipe.model[PATH]}: the norm of its weights is {norm}")
     return Run(
         recipe=recipe,
         accelerator=accelerator,
@@ -442,9 +446,14 @@ def announce(
 # --- Saving and resuming --------------------------------------------------------------------------------------------
 
 
+def weight_norm(model: torch.nn.Module) -> float:
+    """Of all weights as one vector; all processes call it."""
+    return float(sharding.total_norm(weight.detach() for weight in model.parameters()))
+
+
 def check_weights(model: torch.nn.Module, step: int) -> None:
     """Raises TrainingError when the weights of a model are not finite; all processes call it."""
-    norm = float(sharding.total_norm(weight.detach() for weight in model.parameters()))
+    norm = weight_norm(model)
     if not math.isfinite(norm):
         raise TrainingError(
             f"step {step}: the norm of the weights is {norm}, so they are neither saved nor published; lower the "

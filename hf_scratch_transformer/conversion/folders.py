@@ -112,6 +112,10 @@ def open_saved(source: str | os.PathLike[str]) -> Saved:
             def read(name: str) -> Tensor:
                 return weights[str(names[name])]
 
+            for name, tied in model.all_tied_weights_keys.items():
+                if name in weights and not torch.equal(weights[name], read(tied)):
+                    raise ValueError(f"{source}: its config.json makes {name} one with {tied}, but they differ")
+
         settings = _generation_config(folder, config) if model.can_generate() else None
         return Saved(model, Lazily(shapes, read), settings)
 

@@ -42,6 +42,8 @@ class FolderWeights(Mapping[str, Tensor]):
         if index.exists():
             with reading(index):
                 self.files: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+                if not all(isinstance(each, str) for pair in self.files.items() for each in pair):
+                    raise TypeError("weight_map must name a file for each tensor")
         elif (folder / SAFE_WEIGHTS_NAME).exists():
             with self._opened(SAFE_WEIGHTS_NAME) as file:
                 self.files = dict.fromkeys(file.keys(), SAFE_WEIGHTS_NAME)
@@ -82,6 +84,13 @@ class FolderWeights(Mapping[str, Tensor]):
                     shape = part.get_shape()
                     dtype = part[:0].dtype if shape else opened.get_tensor(name).dtype
                     tensors[name] = torch.empty(shape, dtype=dtype, device="meta")
+                    if self.files.get(name) != file:
+                        raise ValueError(
+                            f"{self.folder}: {name} is in {file}, not where {SAFE_WEIGHTS_INDEX_NAME} says"
+                        )
+        if absent := self.files.keys() - tensors.keys():
+            which = in_short(sorted(absent))
+            raise ValueError(f"{self.folder}: {which} not in the files that {SAFE_WEIGHTS_INDEX_NAME} says")
         return tensors
 
 
@@ -153,7 +162,13 @@ def stored_names(
         for name, actual in names.items()
         if actual is not None and described[actual].shape != expected[name].shape
     ]
+    no_numbers = [
+        f"{actual} is {described[actual].dtype}"
+        for actual in names.values()
+        if actual is not None and not described[actual].is_floating_point()
+    ]
     complaints = {
+        "of the wrong type": no_numbers,
         "missing": [name for name in expected if name not in names],
         "unexpected": unexpected,
         "of the wrong shape": wrong_shapes,

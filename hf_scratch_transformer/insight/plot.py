@@ -131,6 +131,12 @@ def open_model(source: str, auto_class: Any = None, attention: str | None = "eag
     return model.eval()
 
 
+NUMBERS = {  # settings of generation
+    *("max_length", "max_new_tokens", "min_length", "min_new_tokens", "num_beams", "num_return_sequences"),
+    *("temperature", "top_k", "top_p", "length_penalty", "repetition_penalty", "no_repeat_ngram_size"),
+}
+
+
 def check_settings(where: str, settings: Mapping[str, Any]) -> None:
     """Raise ValueError for settings of generation of a type that transformers fails at only when it generates."""
     for name, value in settings.items():
@@ -139,6 +145,8 @@ def check_settings(where: str, settings: Mapping[str, Any]) -> None:
             raise ValueError(f"{where}: {name}={value!r} must be true or false")
         if name.endswith("_token_id") and not all(isinstance(each, int | None) for each in ids):
             raise ValueError(f"{where}: {name}={value!r} must be the number of a token, or several")
+        if name in NUMBERS and not isinstance(value, int | float | None):
+            raise ValueError(f"{where}: {name}={value!r} must be a number")
 
 
 def open_tokenizer(source: str, **options: Any) -> Any:
