@@ -209,7 +209,8 @@ def test_two_copies_of_two_halves_give_the_losses_of_one(runs):
         assert one.keys() == four.keys() and max(abs(one[step] - four[step]) for step in one) < 1e-5
 
 
-MARIAN = MarianConfig(vocab_size=9, d_model=8, encoder_layers=1, decoder_layers=1, pad_token_id=0)
+HEADS = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+MARIAN = MarianConfig(vocab_size=9, d_model=8, encoder_layers=1, decoder_layers=1, pad_token_id=0, **HEADS)
 GROUP = {"ACCELERATE_USE_PARALLELISM_CONFIG": "true", "PARALLELISM_CONFIG_TP_SIZE": "2"}
 TENSOR_PARALLEL = """
 import os, sys
