@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import yaml
@@ -31,6 +31,7 @@ from training import loop, sharding
 from training.recipe import parse
 from training.roofline import SHEETS
 from training.run import Run, open_accelerator, prepare, save
+from training.sharding import Sizes
 
 from .preparation import environment_of_this, write_corpus
 
@@ -39,19 +40,6 @@ from .preparation import environment_of_this, write_corpus
 STATE = 16  # bytes a parameter: weight, gradient and AdamW's two moments, in single precision
 SAVED = 12  # of them what a checkpoint holds: not the gradient
 FLOPS = 6  # a parameter and token: forward 2, backward 4 (Kaplan et al. 2020)
-
-
-class Spread(NamedTuple):
-    """How many processes, by Accelerate's names; `dp_shard` 1 without `tp` is DistributedDataParallel."""
-
-    dp_replicate: int = 1
-    dp_shard: int = 1
-    tp: int = 1
-
-    @property
-    def parts(self) -> int:
-        """Among how many processes one copy of the states is divided."""
-        return self.dp_shard * self.tp
 
 
 @dataclass(frozen=True)
@@ -87,7 +75,7 @@ class Model:
         return 4 * self.hidden_size + between // tp
 
 
-def memory(model: Model, spread: Spread, tokens: int, width: int, checkpointing: bool = False) -> dict[str, float]:
+def memory(model: Model, spread: Sizes, tokens: int, width: int, checkpointing: bool = False) -> dict[str, float]:
     """Bytes of a process while it trains.
 
     Args:
@@ -108,7 +96,7 @@ def memory(model: Model, spread: Spread, tokens: int, width: int, checkpointing:
     return {"states": SAVED * every / spread.parts, "gradients": gradients, "gathered": gathered, "activations": kept}
 
 
-def network(model: Model, spread: Spread, tokens: int, width: int, is_gloo: bool = False) -> dict[str, float]:
+def network(model: Model, spread: Sizes, tokens: int, width: int, is_gloo: bool = False) -> dict[str, float]:
     """Bytes that a process sends in a step, by ring algorithms, of which each also receives as many; gloo scatters sums
     by summing everything in every process."""
     every, block = model.counted()
@@ -130,7 +118,7 @@ def network(model: Model, spread: Spread, tokens: int, width: int, is_gloo: bool
     }
 
 
-def checkpoint(model: Model, spread: Spread) -> float:
+def checkpoint(model: Model, spread: Sizes) -> float:
     """Bytes that each process of one copy writes."""
     return SAVED * model.counted()[0] / spread.parts
 
@@ -159,7 +147,7 @@ def on_gpus(writing: float) -> list[list[str]]:
     for name, model in MODELS.items():
         every, _ = model.counted()
         for count in GPUS:
-            spread = Spread(count // NODE, NODE)
+            spread = Sizes(count // NODE, NODE)
             kept = sum(memory(model, spread, TOKENS, 2).values())
             checkpointing = kept > ROOM
             taken = memory(model, spread, TOKENS, 2, checkpointing)
@@ -202,11 +190,11 @@ MEASURED = Model(768, 2048, 16, 12, 12, 300)
 NEGLIGIBLE = Model(24, 32, 1, 12, 12, 300)  # what Python, torch and the connections take is measured with it
 BATCH, WARMUP, STEPS = 256, 2, 3
 MESH = {"ACCELERATE_USE_PARALLELISM_CONFIG": "true"}
-WAYS: dict[str, tuple[Spread, dict[str, str]]] = {
-    "one process": (Spread(), {}),
-    "DDP, two copies": (Spread(2), {}),
-    "FSDP2, two parts": (Spread(1, 2), {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}),
-    "tensor parallel, two parts": (Spread(tp=2), MESH | {"PARALLELISM_CONFIG_TP_SIZE": "2"}),
+WAYS: dict[str, tuple[Sizes, dict[str, str]]] = {
+    "one process": (Sizes(), {}),
+    "DDP, two copies": (Sizes(2), {}),
+    "FSDP2, two parts": (Sizes(1, 2), {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}),
+    "tensor parallel, two parts": (Sizes(tp=2), MESH | {"PARALLELISM_CONFIG_TP_SIZE": "2"}),
 }
 
 
@@ -269,7 +257,7 @@ def writing(record: dict[str, Any]) -> float:
     return float(way["checkpoint"] / way["checkpoint_seconds"])
 
 
-def launched(folder: Path, model: Model, spread: Spread, asked: dict[str, str]) -> dict[str, float]:
+def launched(folder: Path, model: Model, spread: Sizes, asked: dict[str, str]) -> dict[str, float]:
     """What a process took of all that train a model spread so: the mean over them."""
     recipe = {
         "objective": "causal_lm",

@@ -531,7 +531,7 @@ def test_weights_that_are_drawn_where_they_lie_are_those_of_one_process(natives,
     program = tmp_path / "program.py"
     program.write_text(DRAWN, encoding="utf-8")
     said = tiny_runs.launch(program, *OURS, *natives, **asked)
-    assert all(said.count(f"{family} equal\n") == 2 for family in (*OURS, *natives))
+    assert all(said.count(f"{family} equal") == 2 for family in (*OURS, *natives))  # lines of two may be one
 
 
 @pytest.mark.parametrize("is_native", [False, True])

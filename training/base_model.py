@@ -70,9 +70,11 @@ def open_base(source: str, config: PreTrainedConfig, auto_model: Any) -> tuple[P
     if type(saved.model) is not wanted:
         raise ValueError(f"{source} has another head: it is a {type(saved.model).__name__}, not a {wanted.__name__}")
     model = auto_model.from_config(config, dtype=torch.float32)
-    shapes = {name: tuple(tensor.shape) for name, tensor in stored(model).items()}
-    for name in sorted(shapes.keys() | saved.weights.keys()):
-        own, other = shapes.get(name), dict(saved.weights.shapes).get(name)
+    described = stored(model)
+    for name in sorted(described.keys() | saved.weights.keys()):
+        own, other = (
+            tuple(some[name].shape) if name in some else None for some in (described, saved.weights.described)
+        )
         if own != other:
             what = f"{name} is {other or 'not there, or that of another'}, not {own or 'one of its own'}"
             raise ValueError(f"{source}: its weights do not fit the fields given: {what}")

@@ -43,8 +43,8 @@ class Store:
 
     def __init__(self, folder: Path, spec: recipe.Checkpoints) -> None:
         self.folder, self.spec = folder, spec
-        self.thread, self.saving = ThreadPoolExecutor(1, "checkpoint"), Future[Path | None]()
-        self.saving.set_result(None)
+        self.thread = ThreadPoolExecutor(1, "checkpoint")
+        self.saving: Future[Path] | None = None
         # Of its own, since meanwhile the processes have other things to tell each other.
         several = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
         self.group = torch.distributed.new_group(backend="gloo") if several else None
@@ -57,9 +57,9 @@ class Store:
 
     def wait(self) -> None:
         """Until what was begun is saved; raises CheckpointError when it could not be."""
-        done, self.saving = self.saving, Future()
-        self.saving.set_result(None)
-        done.result()
+        begun, self.saving = self.saving, None
+        if begun is not None:
+            begun.result()
 
     def start(self, step: int, files: Files, state: Mapping[str, Any], suffix: str = "") -> None:
         """`save` what the tensors hold now, while training goes on, if that is wanted; one at a time.

@@ -295,15 +295,19 @@ def prepare(recipe: Recipe, accelerator: Accelerator, where: Path, started: floa
     Raises RecipeError when one of them cannot be had.
     """
     plugin = sharding.plugin(accelerator)
+    share = sharding.share(accelerator, plugin)
+    if recipe.optimisation.compile and share[1] < accelerator.num_processes:
+        raise RecipeError("optimisation.compile: torch cannot compile a tensor-parallel model: leave it out")
     if recipe.optimisation.precision == "tf32":
         torch.set_float32_matmul_precision("high")
     sources.check_splits(recipe.data)
     objective = OBJECTIVES[recipe.objective](recipe, open_tokenizer(recipe, where, accelerator))
+    config = recipe.build_config(**config_fields(objective.tokenizer, corpus.FAMILIES[recipe.objective]))
     # Rows of new tokens are drawn around the mean of all that a model has: it is read whole then.
-    grows = PATH in recipe.model and len(objective.tokenizer) > build_config(recipe, objective).vocab_size
+    grows = PATH in recipe.model and len(objective.tokenizer) > config.vocab_size
     unfilled = sharding.Unfilled() if plugin is not None and not grows else None
     with unfilled or contextlib.nullcontext():
-        model, saved = build_model(recipe, accelerator, objective)
+        model, saved = build_model(recipe, accelerator, objective, config)
     if recipe.optimisation.gradient_checkpointing or (plugin is not None and plugin.activation_checkpointing):
         try:
             with warnings.catch_warnings():  # its name in every version that we take
@@ -311,7 +315,9 @@ def prepare(recipe: Recipe, accelerator: Accelerator, where: Path, started: floa
                 model.gradient_checkpointing_enable({"use_reentrant": False})
         except ValueError as error:
             raise RecipeError(f"optimisation.gradient_checkpointing: {reason(error)}") from error
-    base = {"base_model": fingerprint(saved)} if saved else {}
+    base = {}
+    if saved:  # which is all of a large model
+        base["base_model"] = broadcast_object_list([fingerprint(saved) if accelerator.is_main_process else ""])[0]
     say = partial(print, file=sys.stderr) if accelerator.is_main_process else str
     whole = partial(preparation.prepared, recipe, objective, say)
     parts = corpus.Parts(recipe, objective.encode, objective.end, say, whole, objective.pools)
@@ -338,8 +344,6 @@ def prepare(recipe: Recipe, accelerator: Accelerator, where: Path, started: floa
             checkpoints.load_weights(ema_model.module, sharding.weights(model))
     prepared.train()
     if spec.compile:
-        if sharding.share(accelerator, plugin)[1] < accelerator.num_processes:
-            raise RecipeError("optimisation.compile: torch cannot compile a tensor-parallel model: leave it out")
         prepared = torch.compile(prepared, dynamic=True)
     if saved and not math.isfinite(norm := weight_norm(model)):
         raise RecipeError(f"model.{PATH}: {recipe.model[PATH]}: the norm of its weights is {norm}")
@@ -347,7 +351,7 @@ def prepare(recipe: Recipe, accelerator: Accelerator, where: Path, started: floa
         recipe=recipe,
         accelerator=accelerator,
         objective=objective,
-        share=sharding.share(accelerator, plugin),
+        share=share,
         model=prepared,
         unwrapped_model=model,
         ema_model=ema_model,
@@ -368,22 +372,16 @@ def prepare(recipe: Recipe, accelerator: Accelerator, where: Path, started: floa
     )
 
 
-def build_config(recipe: Recipe, objective: Objective) -> PreTrainedConfig:
-    """The configuration of a recipe's model, whose tokens are those of its tokenizer unless it says otherwise."""
-    return recipe.build_config(**config_fields(objective.tokenizer, corpus.FAMILIES[recipe.objective]))
-
-
 def build_model(
-    recipe: Recipe, accelerator: Accelerator, objective: Objective
+    recipe: Recipe, accelerator: Accelerator, objective: Objective, config: PreTrainedConfig
 ) -> tuple[PreTrainedModel, Mapping[str, torch.Tensor]]:
-    """The model of a recipe, its parameters drawn from the seed, and those of the model that it goes on from, which it
-    has if it has memory.
+    """A recipe's model of that configuration, its parameters drawn from the seed, and those of the model that it goes
+    on from, which it has if it has memory.
 
     Raises RecipeError when it does not fit the tokenizer, or there is no such model.
     """
     tokenizer, base = objective.tokenizer, recipe.model.get(PATH)
     saved: Mapping[str, torch.Tensor] = {}
-    config = build_config(recipe, objective)
     set_seed(recipe.seed)
     # On a CPU, torch's fused attention goes backward in bf16 some twenty times slower than the formula written out.
     slow_fused = accelerator.device.type == "cpu" and accelerator.mixed_precision == "bf16"

@@ -90,15 +90,20 @@ def plugin(accelerator: Accelerator) -> FullyShardedDataParallelPlugin | None:
 class Sizes(NamedTuple):
     """How processes share the work, by Accelerate's names. Neighbours are of one tensor-parallel group."""
 
-    dp_replicate: int  # copies of the model (HSDP, hybrid sharding: Zhao et al. 2023)
-    dp_shard: int  # over which each is spread by FSDP
-    tp: int  # that work on the same batch, each with its share of every head and matrix
+    dp_replicate: int = 1  # copies of the model (HSDP, hybrid sharding: Zhao et al. 2023)
+    dp_shard: int = 1  # over which each is spread by FSDP
+    tp: int = 1  # that work on the same batch, each with its share of every head and matrix
+
+    @property
+    def parts(self) -> int:
+        """Among how many processes the states of one copy are divided."""
+        return self.dp_shard * self.tp
 
 
 def sizes(processes: int) -> Sizes:
     """One copy, spread over all, or as the launcher's mesh has it. Raises RecipeError for other meshes."""
     if os.environ.get(MESH) != "true":
-        return Sizes(1, processes, 1)
+        return Sizes(dp_shard=processes)
     given = ParallelismConfig()
     for name in ("cp", "sp"):
         if (size := getattr(given, f"{name}_size")) != 1:
@@ -196,27 +201,25 @@ def split(model: PreTrainedModel, mesh: DeviceMesh) -> list[nn.Module]:
     for name in HEADS:
         if (heads := getattr(model.config, name, None) or count) % count:
             raise RecipeError(f"model.{name} {heads}: cannot be shared out among {count} processes")
-    styles = {name: plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name)) for name, _ in model.named_modules()}
-    tables = {id(module.weight): name for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
+    modules = dict(model.named_modules())
+    styles = {name: plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name)) for name in modules}
+    tables = {id(module.weight): name for name, module in modules.items() if isinstance(module, nn.Embedding)}
     ties, inputs = _ties(model), defaultdict[str, _Read](lambda: _Read(mesh))
-    for name, style in list(styles.items()):
-        module = model.get_submodule(name)
-        if style is not None and isinstance(weight := getattr(module, "weight", None), Tensor) and id(weight) in tables:
-            styles[tables[id(weight)]] = "embedding_rowwise"  # which is tied to a head that is split
-    for name, style in styles.items():
-        module = model.get_submodule(name)
-        width = module.weight.shape[style == "rowwise"] if isinstance(module, nn.Linear) else count
-        if style in ("colwise", "rowwise") and width % count:
+    for name, module in modules.items():
+        if styles[name] is not None and (table := tables.get(id(getattr(module, "weight", None)))) is not None:
+            styles[table] = "embedding_rowwise"  # which is tied to a head that is split
+        width = module.weight.shape[styles[name] == "rowwise"] if isinstance(module, nn.Linear) else count
+        if styles[name] in ("colwise", "rowwise") and width % count:
             raise RecipeError(f"model: the width {width} of {name} cannot be shared out among {count} processes")
     for name, style in styles.items():
         if style in STYLES:
-            module = model.get_submodule(name)
+            module = modules[name]
             if "colwise" in style:
                 inputs[parent := name.rpartition(".")[0]].readers += 1
                 module.register_forward_pre_hook(inputs[parent])
             parallelize_module(module, mesh, STYLES[style](), src_data_rank=None)
     _tie(model, ties)
-    return [model.get_submodule(name) for name, style in styles.items() if style == PARTIAL]
+    return [modules[name] for name, style in styles.items() if style == PARTIAL]
 
 
 class _Read:
@@ -423,13 +426,13 @@ def part(tensors: Mapping[str, Tensor], index: int) -> dict[str, Part]:
         is_split = isinstance(tensor, DTensor) and any(placement.is_shard() for placement in tensor.placements)
         own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         if own.numel() if is_split else index == 0:
-            where = _extent(tensor) if isinstance(tensor, DTensor) else [slice(0, None)] * tensor.ndim
-            parts[name] = Part(own, tuple(each.start for each in where))
+            is_whole = not isinstance(tensor, DTensor)
+            parts[name] = Part(own, (0,) * tensor.ndim if is_whole else tuple(each.start for each in _extent(tensor)))
     return parts
 
 
-def _extent(tensor: DTensor) -> tuple[slice, ...]:
-    """Where the part that this process has of a tensor lies in it."""
+def _extent(tensor: Any) -> tuple[slice, ...]:
+    """Where the part that this process has of a DTensor lies in it."""
     shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
     return tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))
 
@@ -484,6 +487,6 @@ def like(tensor: Tensor, other: Tensor) -> Tensor:
     tensor = full_tensor(tensor)
     if not isinstance(other, DTensor):
         return tensor
-    own = tensor[_extent(other)].to(other.device, copy=True)
+    own = tensor[_extent(other)].to(other.device).contiguous()
     layout, strides = (other.device_mesh, other.placements), other.stride()
     return DTensor.from_local(own, *layout, run_check=False, shape=other.shape, stride=strides)

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
@@ -20,6 +19,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME
+
+import hf_scratch_transformer
 
 from ..configuration_scratch import ScratchConfig, ScratchDecoderConfig, ScratchEncoderConfig, ScratchSeq2SeqConfig
 from ..files import reading, replacing
@@ -97,17 +98,15 @@ def open_saved(source: str | os.PathLike[str]) -> Saved:
     with _opened(source) as (folder, config, weights):
         if not isinstance(config, ScratchConfig):
             translation = Translation(*native_task(config), config, weights)
-            shapes = {name: tuple(tensor.shape) for name, tensor in translation.shapes.items()}
-            model, read = translation.model, translation.tensor
+            model, described, read = translation.model, translation.shapes, translation.tensor
         else:
             name = _architecture(config)
-            classes = {known.__name__: known for known in _subclasses(ScratchPreTrainedModel)}
-            if name not in classes:
+            model_class = getattr(hf_scratch_transformer, name, None)
+            if not (isinstance(model_class, type) and issubclass(model_class, ScratchPreTrainedModel)):
                 raise ValueError(f"{source}: config.json: architectures: there is no {name}")
             with torch.device("meta"):
-                model = classes[name](config)
-            names = stored_names(model, describe(weights), lambda name: False)
-            shapes = {name: tuple(tensor.shape) for name, tensor in stored(model).items()}
+                model = model_class(config)
+            names, described = stored_names(model, describe(weights), lambda name: False), stored(model)
 
             def read(name: str) -> Tensor:
                 return weights[str(names[name])]
@@ -117,13 +116,7 @@ def open_saved(source: str | os.PathLike[str]) -> Saved:
                     raise ValueError(f"{source}: its config.json makes {name} one with {tied}, but they differ")
 
         settings = _generation_config(folder, config) if model.can_generate() else None
-        return Saved(model, Lazily(shapes, read), settings)
-
-
-def _subclasses(kind: Any) -> Iterator[Any]:
-    for each in kind.__subclasses__():
-        yield each
-        yield from _subclasses(each)
+        return Saved(model, Lazily(described, read), settings)
 
 
 def convert_to(model: ScratchPreTrainedModel, family: str) -> PreTrainedModel:

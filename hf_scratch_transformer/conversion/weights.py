@@ -95,23 +95,23 @@ class FolderWeights(Mapping[str, Tensor]):
 
 
 class Lazily(Mapping[str, Tensor]):
-    """Tensors by name, each read or computed when asked for."""
+    """Tensors by name, each read or computed when asked for; `described` has them without their content."""
 
-    def __init__(self, shapes: Mapping[str, Sequence[int]], read: Callable[[str], Tensor]):
-        self.shapes, self.read = shapes, read
+    def __init__(self, described: Mapping[str, Tensor], read: Callable[[str], Tensor]):
+        self.described, self.read = described, read
 
     def __getitem__(self, name: str) -> Tensor:
         return self.read(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.shapes)
+        return iter(self.described)
 
     def __len__(self) -> int:
-        return len(self.shapes)
+        return len(self.described)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of a tensor, which is not read for it."""
-        return tuple(self.shapes[name])
+        return tuple(self.described[name].shape)
 
 
 def describe(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

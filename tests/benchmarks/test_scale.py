@@ -7,8 +7,9 @@ import torch
 
 from benchmarks import __main__ as benchmarks
 from benchmarks import readme, scale
-from benchmarks.scale import Model, Spread
+from benchmarks.scale import Model
 from hf_scratch_transformer import ScratchDecoderConfig, ScratchDecoderForCausalLM
+from training.sharding import Sizes
 
 SMALL = Model(48, 128, 4, 4, 4, 300)
 
@@ -47,12 +48,12 @@ def test_parameters_are_counted_as_they_are():
 def test_parts_add_up():
     """What is spread over twice as many takes half, and what is sent depends on nothing but the ring."""
     tokens, model = 1024, scale.MODELS["1 billion"]
-    one, eight = (scale.memory(model, Spread(1, parts), tokens, 2) for parts in (1, 8))
+    one, eight = (scale.memory(model, Sizes(1, parts), tokens, 2) for parts in (1, 8))
     assert eight["states"] == one["states"] / 8 and one["gathered"] == 0 < eight["gathered"]
-    assert scale.memory(model, Spread(1, 8), tokens, 2, True)["activations"] < eight["activations"] / 4
-    assert sum(scale.network(model, Spread(), tokens, 2).values()) == 0
-    assert scale.network(model, Spread(2), tokens, 2)["reduced"] == 4 * model.counted()[0]
-    assert scale.checkpoint(model, Spread(8, 8)) == 12 * model.counted()[0] / 8
+    assert scale.memory(model, Sizes(1, 8), tokens, 2, True)["activations"] < eight["activations"] / 4
+    assert sum(scale.network(model, Sizes(), tokens, 2).values()) == 0
+    assert scale.network(model, Sizes(2), tokens, 2)["reduced"] == 4 * model.counted()[0]
+    assert scale.checkpoint(model, Sizes(8, 8)) == 12 * model.counted()[0] / 8
 
 
 def test_two_processes_send_what_the_formula_says_and_the_page_says_it(tmp_path, monkeypatch, capsys):
