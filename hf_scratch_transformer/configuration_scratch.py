@@ -18,11 +18,12 @@ from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedConfig
+from transformers.activations import ACT2FN
 from transformers.dynamic_module_utils import get_relative_import_files
 from transformers.generation import GenerationConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from .ops_scratch import RMSNorm
+from .ops_scratch import LayerNorm1P, RMSNorm, RMSNorm1P
 
 # What there is to choose from. These tables are the only place where a choice is listed: the configuration checks
 # against them and the layers build from them.
@@ -40,6 +41,8 @@ class NormPlacement(NamedTuple):
     inside: bool = False
     after: bool = False
     final: bool = False
+    is_parallel: bool = False  # attention and feed-forward layer read the same x (Wang & Komatsuzaki, 2021)
+    is_shared: bool = False  # which one norm has normalised for both
 
 
 class Positions(NamedTuple):
@@ -52,18 +55,33 @@ class Positions(NamedTuple):
     is_rotary: bool = False
 
 
+_gelu_tanh = partial(F.gelu, approximate="tanh")
+_functions: dict[str, Callable[[Tensor], Tensor]] = {
+    # Those of transformers, less two that are trained; some by torch's own kernels, which do the same faster.
+    **{name: ACT2FN[name].forward for name in ACT2FN if name not in ("prelu", "xielu", "swish")},
+    **{"relu": F.relu, "gelu": F.gelu, "silu": F.silu},  # the last is also called swish (Marian)
+    **{"gelu_new": _gelu_tanh, "gelu_pytorch_tanh": _gelu_tanh},  # GPT-2, Gemma
+}
 ACTIVATIONS = {
-    "relu": Activation(F.relu),
-    "gelu": Activation(F.gelu),
-    "gelu_new": Activation(partial(F.gelu, approximate="tanh")),  # GPT-2
-    "silu": Activation(F.silu),  # also called swish (Marian)
+    **{name: Activation(function) for name, function in _functions.items()},
+    **{f"gated-{name}": Activation(each, is_gated=True) for name, each in _functions.items() if name != "silu"},  # T5
     "swiglu": Activation(F.silu, is_gated=True),  # Llama
 }
-NORMS: dict[str, type[nn.Module]] = {"layer_norm": nn.LayerNorm, "rms_norm": RMSNorm}  # Zhang & Sennrich, 2019
+NORMS: dict[str, type[nn.Module]] = {
+    "layer_norm": nn.LayerNorm,
+    "rms_norm": RMSNorm,  # Zhang & Sennrich, 2019
+    "layer_norm_1p": LayerNorm1P,  # Nemotron
+    "rms_norm_1p": RMSNorm1P,  # Gemma
+}
 NORM_PLACEMENTS = {
     "pre": NormPlacement(before=True, final=True),  # Xiong et al., 2020
     "post": NormPlacement(after=True),  # the paper
+    "reordered": NormPlacement(inside=True, final=True),  # OLMo 2
+    "sandwich": NormPlacement(before=True, inside=True, final=True),  # Ding et al., 2021; Gemma 2
+    "parallel": NormPlacement(before=True, final=True, is_parallel=True),  # GPT-NeoX
+    "parallel_shared": NormPlacement(before=True, final=True, is_parallel=True, is_shared=True),  # GPT-J, Phi
 }
+LAYER_TYPES = ("full_attention", "sliding_attention")
 POSITIONS = {
     "sinusoidal": Positions(is_added=True),  # the paper
     "sinusoidal_halves": Positions(is_added=True, in_halves=True),  # Marian
@@ -84,13 +102,17 @@ CHOICES = {  # the fields that hold a choice
 SIZES = (
     *("vocab_size", "decoder_vocab_size", "hidden_size", "intermediate_size"),
     *("num_attention_heads", "num_key_value_heads", "head_dim", "value_head_dim"),
-    *("max_position_embeddings", "num_hidden_layers", "encoder_layers", "decoder_layers"),
+    *("max_position_embeddings", "num_hidden_layers", "encoder_layers", "decoder_layers", "sliding_window"),
+)
+FACTORS = (
+    *("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"),
+    *("attn_logit_softcapping", "final_logit_softcapping"),
 )
 PROBABILITIES = ("dropout", "attention_dropout", "activation_dropout", "classifier_dropout")
 RANGES: dict[str, tuple[tuple[str, ...], Callable[[float], bool]]] = {  # the fields that hold a number
     "at least 1": (SIZES, lambda value: value >= 1),
     "at least 0": (("position_offset", "type_vocab_size"), lambda value: value >= 0),
-    "above 0": (("layer_norm_eps", "initializer_range"), lambda value: 0 < value < float("inf")),
+    "above 0": (("layer_norm_eps", "initializer_range", *FACTORS), lambda value: 0 < value < float("inf")),
     "at least 0 and below 1": (PROBABILITIES, lambda value: 0 <= value < 1),
 }
 
@@ -130,6 +152,16 @@ def _within(part: str, plan: dict[str, str]) -> dict[str, str]:
     return {f"{part}.{name}": style for name, style in plan.items()}
 
 
+def rotations(rope: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """The parameters of rotary positions, for each kind of block where they differ."""
+    return [rope[kind] for kind in LAYER_TYPES if kind in rope] or [rope] if rope else []
+
+
+def rotary_dim(head_dim: int, rope: dict[str, Any]) -> int:
+    """How many entries of a head are turned; the others know no positions (GPT-NeoX)."""
+    return int(head_dim * rope.get("partial_rotary_factor", 1.0))
+
+
 @strict
 class ScratchConfig(PreTrainedConfig):
     """What the three families have in common: each field, its default, and its symbol in "Attention Is All You Need".
@@ -161,8 +193,16 @@ class ScratchConfig(PreTrainedConfig):
     norm_type: str = "rms_norm"  # in NORMS
     norm_position: str = "pre"  # in NORM_PLACEMENTS
     layer_norm_eps: float = 1e-6  # of every norm
+    norm_bias: bool = True  # of layer norms
     use_qk_norm: bool = False  # RMSNorm over queries and keys of each head (Henry et al., 2020; Qwen3)
+    qk_norm_across_heads: bool = False  # over those of all heads together (OLMo 2)
     scale_embedding: bool = False  # token embeddings times sqrt(hidden_size), as in the paper
+    embedding_multiplier: float | int = 1.0  # of token embeddings, besides (Granite)
+    attention_multiplier: float | int | None = None  # of the scores. Default: 1 / sqrt(head_dim)
+    residual_multiplier: float | int = 1.0  # of what each sub-layer adds
+    logits_scaling: float | int = 1.0  # logits are divided by it
+    attn_logit_softcapping: float | int | None = None  # c: scores are c tanh(score / c) (Gemma 2)
+    final_logit_softcapping: float | int | None = None  # the same of logits
     embedding_norm: bool = False  # one more norm, over the sum of the embeddings (BERT, BART)
     attention_bias: bool = False  # in the four projections of attention
     attention_output_bias: bool | None = None  # in the last of them, where it differs (Qwen2)
@@ -252,14 +292,19 @@ class ScratchConfig(PreTrainedConfig):
         positions = POSITIONS.get(kind := self.position_embedding_type, Positions())
         if self.position_offset and not positions.has_table:
             yield f"position_offset={self.position_offset} needs position_embedding_type='learned', got {kind!r}"
-        if positions.is_rotary and self.head_dim is not None and self.head_dim % 2:
-            yield f"head_dim={self.head_dim} must be even for position_embedding_type='rotary'"
-        rope = self.rope_parameters or {}
-        if (rope_type := rope.get("rope_type", "default")) not in ("default", *ROPE_INIT_FUNCTIONS):
-            yield f"rope_parameters={rope}: {rope_type=} must be 'default' or in {set(ROPE_INIT_FUNCTIONS)}"
-        numbers = [value for value in rope.values() if isinstance(value, float | int)]
-        if not rope.get("rope_theta", 1) > 0 or any(not abs(number) < 2**63 for number in numbers):
-            yield f"rope_parameters={rope}: rope_theta must be above 0, numbers finite and below 2**63"
+        if self.qk_norm_across_heads and not self.use_qk_norm:
+            yield "qk_norm_across_heads=True needs use_qk_norm=True"
+        if not self.norm_bias and not self.norm_type.startswith("layer_norm"):
+            yield f"norm_bias=False needs norm_type='layer_norm', got {self.norm_type!r}, which has none"
+        for rope in rotations(self.rope_parameters):
+            if positions.is_rotary and self.head_dim is not None and rotary_dim(self.head_dim, rope) % 2:
+                part = f" times partial_rotary_factor={factor}" if (factor := rope.get("partial_rotary_factor")) else ""
+                yield f"head_dim={self.head_dim}{part} must be even for position_embedding_type='rotary'"
+            if (rope_type := rope.get("rope_type", "default")) not in ("default", *ROPE_INIT_FUNCTIONS):
+                yield f"rope_parameters={rope}: {rope_type=} must be 'default' or in {set(ROPE_INIT_FUNCTIONS)}"
+            numbers = [value for value in rope.values() if isinstance(value, float | int)]
+            if not rope.get("rope_theta", 1) > 0 or any(not abs(number) < 2**63 for number in numbers):
+                yield f"rope_parameters={rope}: rope_theta must be above 0, numbers finite and below 2**63"
         target = getattr(self, "decoder_vocab_size", None) or self.vocab_size
         limits = dict.fromkeys(("bos_token_id", "eos_token_id", "decoder_start_token_id"), target)
         for name, limit in (limits | {"pad_token_id": min(self.vocab_size, target)}).items():
@@ -273,13 +318,53 @@ CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification", "ForQuesti
 
 
 @strict
-class ScratchEncoderConfig(ScratchConfig):
+class ScratchStackConfig(ScratchConfig):
+    """What an encoder and a decoder have in common, but not a translator: blocks may be of several kinds."""
+
+    num_hidden_layers: int = 6  # N
+    # The kind of each block, in LAYER_TYPES. Default: "full_attention". The others see `sliding_window` tokens, their
+    # own among them; in an encoder so many to either side. `rope_parameters` may have an entry for each (Gemma 3).
+    layer_types: list[str] | None = None
+    sliding_window: int | None = None
+    no_rope_layers: list[int] | None = None  # for each block 1, or 0 where it knows no positions (SmolLM3's name)
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.layer_types is None:
+            self.layer_types = ["full_attention"] * self.num_hidden_layers
+        if all(self.no_rope_layers or ()):  # one way to say it
+            self.no_rope_layers = None
+        super().__post_init__(**kwargs)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "num_hidden_layers" and {*(getattr(self, "layer_types", None) or ())} == {"full_attention"}:
+            self.layer_types = ["full_attention"] * value
+
+    def _errors(self) -> Iterator[str]:
+        yield from super()._errors()
+        depth, kinds = self.num_hidden_layers, self.layer_types
+        for name in ("layer_types", "no_rope_layers"):
+            if (each := getattr(self, name)) is not None and len(each) != depth:
+                yield f"{name}={each} must have num_hidden_layers={depth} entries"
+        if unknown := set(kinds) - set(LAYER_TYPES):
+            yield f"layer_types={kinds}: {', '.join(map(repr, unknown))} must be in {', '.join(map(repr, LAYER_TYPES))}"
+        if "sliding_attention" in kinds and self.sliding_window is None:
+            yield f"layer_types={kinds}: 'sliding_attention' needs sliding_window, in tokens"
+        if self.no_rope_layers is not None and not POSITIONS[self.position_embedding_type].is_rotary:
+            yield f"no_rope_layers needs position_embedding_type='rotary', got {self.position_embedding_type!r}"
+        rope = self.rope_parameters or {}
+        nested = [kind for kind in LAYER_TYPES if kind in rope]
+        if nested and not {*kinds, *rope} <= {*nested}:
+            yield f"rope_parameters={rope} must have one entry for each of layer_types={sorted(set(kinds))}"
+
+
+@strict
+class ScratchEncoderConfig(ScratchStackConfig):
     """A bidirectional encoder, as BERT and DistilBERT are."""
 
     model_type = "scratch_encoder"
     _auto_map = _auto_map("Encoder", "ForMaskedLM", *CLASSIFIERS, "ForMultipleChoice", AutoModelForTextEncoding="Model")
 
-    num_hidden_layers: int = 6  # N
     # Kinds of token that `token_type_ids` tell apart, as BERT's first and second sentence; 0: those ids are ignored.
     type_vocab_size: int = 0
     # In POOLERS: `pooler_output`, by which whole texts and choices are classified, is a dense layer and this activation
@@ -289,7 +374,7 @@ class ScratchEncoderConfig(ScratchConfig):
 
 
 @strict
-class ScratchDecoderConfig(ScratchConfig):
+class ScratchDecoderConfig(ScratchStackConfig):
     """A decoder-only language model, as GPT-2 and Llama are."""
 
     model_type = "scratch_decoder"
@@ -301,7 +386,6 @@ class ScratchDecoderConfig(ScratchConfig):
     }
     _auto_map = _auto_map("Decoder", "ForCausalLM", *CLASSIFIERS)
 
-    num_hidden_layers: int = 6  # N
     use_cache: bool = True  # by default, keys and values of earlier tokens are kept
 
 
@@ -358,5 +442,7 @@ class ScratchSeq2SeqConfig(ScratchConfig):
                 f"share_encoder_decoder_embeddings=True needs decoder_vocab_size={self.decoder_vocab_size} to equal "
                 f"vocab_size={self.vocab_size}"
             )
+        if NORM_PLACEMENTS.get(self.norm_position, NormPlacement()).is_parallel:
+            yield f"norm_position={self.norm_position!r} leaves no place for attention to the source"
         if self.decoder_start_token_id is None:
             yield "decoder_start_token_id=None: give it, or bos_token_id, or pad_token_id"

@@ -91,7 +91,7 @@ class ScratchLanguageModel(ScratchPreTrainedModel):
         logits = loss = None
         if targets is None or not loss_only:
             transformed = hidden_states if self.lm_transform is None else self.lm_transform(hidden_states)
-            logits = self.lm_head(transformed)
+            logits = self.shape_logits(self.lm_head(transformed))
         if targets is not None:
             if num_items_in_batch is None:
                 num_items_in_batch = (targets != -100).sum().clamp(min=1)  # without a target the loss is 0, not NaN
@@ -110,11 +110,17 @@ class ScratchLanguageModel(ScratchPreTrainedModel):
         rest = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
         return self.output_type(loss=loss, logits=logits, **rest)
 
+    def shape_logits(self, logits: Tensor) -> Tensor:
+        scaling, cap = self.config.logits_scaling, self.config.final_logit_softcapping
+        logits = logits if scaling == 1.0 else logits / scaling
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
     def total_loss(self, hidden_states: Tensor, targets: Tensor, label_smoothing: float) -> Tensor:
         """(B, T, D), (B, T) -> the sum of all losses, without keeping logits. Padding and unmasked tokens have no loss:
         they never reach the widest matrix of the model."""
         head, hidden_states, targets = self.lm_head, hidden_states.flatten(0, 1), targets.flatten()
-        is_fused = is_unmodified(head)
+        is_plain = self.config.logits_scaling == 1.0 and self.config.final_logit_softcapping is None
+        is_fused = is_plain and is_unmodified(head)
         # A graph has no room for as many rows as there happen to be targets.
         if not is_fused or (self.lm_transform is not None and not torch.compiler.is_compiling()):
             has_target = targets != -100
@@ -122,7 +128,7 @@ class ScratchLanguageModel(ScratchPreTrainedModel):
         if self.lm_transform is not None:
             hidden_states = self.lm_transform(hidden_states)
         if not is_fused:
-            return token_loss(head(hidden_states), targets, 1, label_smoothing)
+            return token_loss(self.shape_logits(head(hidden_states)), targets, 1, label_smoothing)
         return linear_cross_entropy(hidden_states, head.weight, head.bias, targets, label_smoothing)
 
 

@@ -15,7 +15,16 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import TransformersKwargs
 
-from .configuration_scratch import ACTIVATIONS, NORM_PLACEMENTS, NORMS, POOLERS, POSITIONS, ScratchConfig
+from .configuration_scratch import (
+    ACTIVATIONS,
+    NORM_PLACEMENTS,
+    NORMS,
+    POOLERS,
+    POSITIONS,
+    ScratchConfig,
+    rotary_dim,
+)
+from .ops_scratch import RMSNorm
 from .unpadding_scratch import VarlenMask, varlen_attention
 
 # --- Positions --------------------------------------------------------------------------------------------------------
@@ -45,14 +54,17 @@ class SinusoidalPositions(nn.Module):
 
 class RotaryPositions(nn.Module):
     """Angles that turn queries and keys by their position (RoFormer, Su et al., 2021), in Llama's layout: entry `i` is
-    turned together with entry `i + D/2`, by `position / theta^(2i/D)`. Returns cosines, and sines that are negated in
-    the first half. Stretched contexts (linear, dynamic, yarn, llama3, ...) have transformers' own frequencies.
+    turned together with entry `i + D/2`, by `position / theta^(2i/D)`, where D is that part of a head which is turned.
+    Returns cosines, and sines that are negated in the first half. Stretched contexts (linear, dynamic, yarn, llama3,
+    ...) have transformers' own frequencies. Blocks of the kind `layer_type` may have some of their own.
     """
 
-    def __init__(self, config: ScratchConfig):
+    def __init__(self, config: ScratchConfig, layer_type: str = "full_attention"):
         super().__init__()
-        self.config, self.head_dim = config, config.head_dim
-        self.is_fixed = config.rope_parameters["rope_type"] not in ("dynamic", "longrope")  # whatever the length
+        self.config, every = config, config.rope_parameters
+        self.rope, self.nested = every.get(layer_type, every), {"layer_type": layer_type} if layer_type in every else {}
+        self.dim = rotary_dim(config.head_dim, self.rope)
+        self.is_fixed = self.rope["rope_type"] not in ("dynamic", "longrope")  # whatever the length
 
     def forward(self, position_ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:  # (B, T) -> 2 × (B, 1, T, D)
         inv_freq, scaling = self.frequencies(position_ids)
@@ -63,16 +75,18 @@ class RotaryPositions(nn.Module):
         return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
 
     def frequencies(self, position_ids: Tensor) -> tuple[Tensor, float]:  # -> (D/2,), a factor on cosines and sines
-        rope, device = self.config.rope_parameters, position_ids.device
+        rope, device = self.rope, position_ids.device
         if rope["rope_type"] != "default":
             stretched = ROPE_INIT_FUNCTIONS[rope["rope_type"]]
-            return stretched(self.config, device, seq_len=position_ids.max() + 1)
-        exponents = torch.arange(0, self.head_dim, 2, device=device, dtype=torch.float32) / self.head_dim
+            return stretched(self.config, device, seq_len=position_ids.max() + 1, **self.nested)
+        exponents = torch.arange(0, self.dim, 2, device=device, dtype=torch.float32) / self.dim
         return 1.0 / rope["rope_theta"] ** exponents, 1.0
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn each pair of `x` (B, H, T, D) by the angles of `RotaryPositions`."""
+    """Turn each pair of `x` (B, H, T, D), or of its first entries, by the angles of `RotaryPositions`."""
+    if (turned := cos.shape[-1]) < x.shape[-1]:
+        return torch.cat((rotate(x[..., :turned], cos, sin), x[..., turned:]), dim=-1)
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
@@ -87,6 +101,7 @@ def attention(
     attention_mask: Tensor | None,  # (B or 1, H or 1, T, S): True or 0 where allowed, False or very negative where not
     scaling: float,
     dropout: float = 0.0,
+    softcap: float | None = None,  # of scores: no more than that, smoothly (Gemma Team, 2024)
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
     """`softmax(Q Kᵀ · scaling + mask) V`, written out: "Attention Is All You Need", equation 1.
@@ -99,6 +114,8 @@ def attention(
     """
     key, value = (repeat_heads(x, module.num_key_value_groups) for x in (key, value))
     scores = query @ key.transpose(2, 3) * scaling  # (B, H, T, S)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
     if attention_mask is not None:
         if attention_mask.dtype == torch.bool:
             scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
@@ -125,16 +142,21 @@ class ScratchAttention(nn.Module):
         self.is_causal = is_causal
         self.head_dim, self.value_head_dim = config.head_dim, config.value_head_dim
         self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
-        self.scaling = config.head_dim**-0.5
+        self.scaling = config.head_dim**-0.5 if config.attention_multiplier is None else config.attention_multiplier
+        self.options = {} if config.attn_logit_softcapping is None else {"softcap": config.attn_logit_softcapping}
+        if (kinds := getattr(config, "layer_types", None)) and kinds[layer_idx] == "sliding_attention":
+            self.options["sliding_window"] = config.sliding_window
         width, heads, groups = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
         output_bias = config.attention_bias if config.attention_output_bias is None else config.attention_output_bias
         self.q_proj = nn.Linear(width, heads * self.head_dim, bias=config.attention_bias)
         self.k_proj = nn.Linear(width, groups * self.head_dim, bias=config.attention_bias)
         self.v_proj = nn.Linear(width, groups * self.value_head_dim, bias=config.attention_bias)
         self.o_proj = ends_sublayer(nn.Linear(heads * self.value_head_dim, width, bias=output_bias))
-        norm = NORMS["rms_norm"]
-        self.q_norm = norm(self.head_dim, eps=config.layer_norm_eps) if config.use_qk_norm else None
-        self.k_norm = norm(self.head_dim, eps=config.layer_norm_eps) if config.use_qk_norm else None
+        norm = kind if issubclass(kind := NORMS[config.norm_type], RMSNorm) else RMSNorm
+        self.norms_all_heads = config.qk_norm_across_heads
+        q_width, k_width = (self.head_dim * (count if self.norms_all_heads else 1) for count in (heads, groups))
+        self.q_norm = norm(q_width, eps=config.layer_norm_eps) if config.use_qk_norm else None
+        self.k_norm = norm(k_width, eps=config.layer_norm_eps) if config.use_qk_norm else None
 
     def forward(
         self,
@@ -147,8 +169,7 @@ class ScratchAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Returns the output (B, T, D) and the weights (B, H, T, S), `None` from the backends that never form them."""
         batch, length, _ = hidden_states.shape
-        query = self.q_proj(hidden_states).view(batch, length, -1, self.head_dim)
-        query = (query if self.q_norm is None else self.q_norm(query)).transpose(1, 2)
+        query = self.split_heads(self.q_proj(hidden_states), self.q_norm)
         if encoder_hidden_states is not None:
             key, value = self.encoder_keys_and_values(encoder_hidden_states, past_key_values)
         else:
@@ -167,16 +188,21 @@ class ScratchAttention(nn.Module):
             attention_interface = varlen_attention(attention_interface)
         dropout = self.config.attention_dropout if self.training else 0.0
         output, weights = attention_interface(
-            self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
+            self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **self.options, **kwargs
         )
         # Backends of serving engines return (tokens, H · d_v), whatever the shape they were given.
         return self.o_proj(output.reshape(batch, length, -1)), weights
 
     def keys_and_values(self, states: Tensor) -> tuple[Tensor, Tensor]:  # (B, S, D) -> (B, H/groups, S, d_k and d_v)
         batch, length, _ = states.shape
-        key = self.k_proj(states).view(batch, length, -1, self.head_dim)
-        key = (key if self.k_norm is None else self.k_norm(key)).transpose(1, 2)
+        key = self.split_heads(self.k_proj(states), self.k_norm)
         return key, self.v_proj(states).view(batch, length, -1, self.value_head_dim).transpose(1, 2)
+
+    def split_heads(self, x: Tensor, norm: nn.Module | None) -> Tensor:  # (B, T, H · d_k) -> (B, H, T, d_k)
+        if norm is not None and self.norms_all_heads:
+            x, norm = norm(x), None
+        x = x.view(*x.shape[:2], -1, self.head_dim)
+        return (x if norm is None else norm(x)).transpose(1, 2)
 
     def encoder_keys_and_values(self, states: Tensor, past_key_values: Cache | None) -> tuple[Tensor, Tensor]:
         """The source does not change while its translation grows: its keys and values are computed once."""
@@ -229,7 +255,7 @@ class FeedForward(nn.Module):
 class ScratchBlock(GradientCheckpointingLayer):
     """One layer of either stack (figure 1 of the paper): two sub-layers in the encoder, three beside an encoder's
     output. Each adds to the residual stream, `x = after(x + dropout(inside(sublayer(before(x)))))`, with norms in those
-    of the three places that `norm_position` names."""
+    of the three places that `norm_position` names; or attention and feed-forward layer add side by side."""
 
     def __init__(self, config: ScratchConfig, layer_idx: int, is_causal: bool, has_encoder: bool = False):
         super().__init__()
@@ -241,7 +267,8 @@ class ScratchBlock(GradientCheckpointingLayer):
             self.cross_attn = ScratchAttention(config, layer_idx, is_causal=False)
             self.cross_attn_norm, self.cross_attn_output_norm = self.make_norms(config)
         self.mlp = FeedForward(config)
-        self.mlp_norm, self.mlp_output_norm = self.make_norms(config)
+        self.mlp_norm, self.mlp_output_norm = (None, None) if self.placement.is_shared else self.make_norms(config)
+        self.multiplier = config.residual_multiplier
         self.dropout = nn.Dropout(config.dropout)
 
     def make_norms(self, config: ScratchConfig) -> tuple[nn.Module | None, nn.Module | None]:
@@ -262,8 +289,13 @@ class ScratchBlock(GradientCheckpointingLayer):
         # One name for what goes in and what comes out, so that nothing is held for longer than it is needed.
         norm = self.self_attn_norm
         update = norm(x) if self.placement.before else x
+        beside = None
+        if self.placement.is_parallel:
+            beside = self.mlp(update if self.mlp_norm is None else self.mlp_norm(x))
         update, _ = self.self_attn(update, None, attention_mask, position_embeddings, cache, **kwargs)
         x = self.add(x, update, norm, self.self_attn_output_norm)
+        if beside is not None:
+            return self.add(x, beside, self.mlp_norm, self.mlp_output_norm)
         if encoded is not None:
             norm = self.cross_attn_norm
             update = norm(x) if self.placement.before else x
@@ -277,12 +309,15 @@ class ScratchBlock(GradientCheckpointingLayer):
         dropout = self.dropout
         if output_norm is not None:
             update = output_norm(update)
+        if self.multiplier != 1.0:
+            update = update * self.multiplier
         x = x + (dropout(update) if dropout.training else update)  # not called for nothing
         return norm(x) if self.placement.after else x
 
 
 def make_norm(config: ScratchConfig) -> nn.Module:
-    return NORMS[config.norm_type](config.hidden_size, eps=config.layer_norm_eps)
+    options = {} if config.norm_bias else {"bias": False}
+    return NORMS[config.norm_type](config.hidden_size, eps=config.layer_norm_eps, **options)
 
 
 # --- Before and after the blocks --------------------------------------------------------------------------------------
@@ -296,7 +331,7 @@ class ScratchEmbeddings(nn.Module):
         super().__init__()
         width, positions = config.hidden_size, POSITIONS[config.position_embedding_type]
         self.word_embeddings = nn.Embedding(vocab_size, width, padding_idx=config.pad_token_id)
-        self.scale = width**0.5 if config.scale_embedding else 1.0
+        self.scale = config.embedding_multiplier * (width**0.5 if config.scale_embedding else 1.0)
         self.position_offset = config.position_offset
         self.position_embeddings: nn.Module | None = None
         if positions.has_table:

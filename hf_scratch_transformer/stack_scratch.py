@@ -31,7 +31,7 @@ from transformers.utils.output_capturing import OutputRecorder
 
 from .configuration_scratch import NORM_PLACEMENTS, POSITIONS, ScratchConfig
 from .layers_scratch import RotaryPositions, ScratchAttention, ScratchBlock, ScratchEmbeddings, make_norm
-from .ops_scratch import is_compiling_or_tracing
+from .ops_scratch import OnePlus, is_compiling_or_tracing
 from .unpadding_scratch import Unpadded, is_sparse, separate_documents, unpadded
 
 
@@ -68,6 +68,7 @@ class ScratchPreTrainedModel(PreTrainedModel):
 
     def __init__(self, config: ScratchConfig):
         config.validate_architecture()  # again: fields may have been set since it was made
+        self._supports_sdpa = config.attn_logit_softcapping is None  # torch's kernels know no caps: asked for, refused
         super().__init__(config)
 
     @torch.no_grad()
@@ -78,10 +79,12 @@ class ScratchPreTrainedModel(PreTrainedModel):
         | o_proj, down_proj      | N(0, range)  | 0                  | Xavier         |
         | every other matrix     | N(0, range)  | N(0, range)        | Xavier         |
 
-        Norm scales are 1; biases, norm shifts and the padding row are 0. What writes are the helpers of
+        Norm scales start as 1; biases, norm shifts and the padding row are 0. What writes are the helpers of
         `transformers.initialization`, which leave alone what a checkpoint has filled.
         """
         super()._init_weights(module)
+        if isinstance(module, OnePlus):
+            init.zeros_(module.weight)
         if self.config.initialization == "xavier_uniform" and isinstance(module, nn.Linear | nn.Embedding):
             init.xavier_uniform_(module.weight)
             padding_idx = getattr(module, "padding_idx", None)
@@ -140,10 +143,13 @@ class ScratchStack(ScratchPreTrainedModel):
         depth = getattr(config, self.depth)
         self.layers = nn.ModuleList(ScratchBlock(config, index, is_causal, has_encoder) for index in range(depth))
         self.norm = make_norm(config) if NORM_PLACEMENTS[config.norm_position].final else None
-        self.rotary = RotaryPositions(config) if self.positions.is_rotary else None
-        self.may_be_longer = self.rotary is not None and not self.rotary.is_fixed  # than `max_position_embeddings`
-        # Which of the masks each block is given.
+        # Which of the masks each block is given, and which of the rotations, if one.
         self.layer_types = getattr(config, "layer_types", None) or ["full_attention"] * depth
+        turned = getattr(config, "no_rope_layers", None) or [self.positions.is_rotary] * depth
+        self.turned_as = [kind if each else None for kind, each in zip(self.layer_types, turned, strict=True)]
+        self.rotary = nn.ModuleDict({kind: RotaryPositions(config, kind) for kind in self.turned_as if kind})
+        self.is_fixed = all(each.is_fixed for each in self.rotary.values())
+        self.may_be_longer = not self.is_fixed  # than `max_position_embeddings`
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -203,17 +209,18 @@ class ScratchStack(ScratchPreTrainedModel):
                 self.masking_config(kwargs), inputs_embeds, encoder_attention_mask, encoder_hidden_states
             )
 
+        turns = {kind: rotary(position_ids, hidden_states.dtype) for kind, rotary in self.rotary.items()}
         shared = {
             "encoder_attention_mask": encoder_attention_mask,
-            "position_embeddings": None if self.rotary is None else self.rotary(position_ids, hidden_states.dtype),
             "position_ids": position_ids,
             "past_key_values": past_key_values,
             **kwargs,
         }
         # As many as the configuration says, which self-speculative decoding lowers for a while.
-        for layer, layer_type in zip(self.layers, self.layer_types[: getattr(self.config, self.depth)], strict=False):
+        for index, layer in zip(range(getattr(self.config, self.depth)), self.layers, strict=False):
+            mask, turn = masks[self.layer_types[index]], turns.get(self.turned_as[index])
             # What gradients flow into is passed by position, where reentrant checkpointing looks for it.
-            hidden_states = layer(hidden_states, masks[layer_type], encoder_hidden_states, **shared)
+            hidden_states = layer(hidden_states, mask, encoder_hidden_states, position_embeddings=turn, **shared)
         if self.norm is not None:
             hidden_states = self.norm(hidden_states)
         return hidden_states if layout is None else layout.pad(hidden_states, batch, length)
@@ -224,7 +231,7 @@ class ScratchStack(ScratchPreTrainedModel):
         """How to lay the texts of a batch one after the other, without their padding, or where the documents are that a
         caller has packed. `None` where that is not less work, or cannot be seen ahead: a graph has no room for as many
         tokens as there happen to be."""
-        is_padded = unpad and is_padding_mask(attention_mask) and (self.rotary is None or self.rotary.is_fixed)
+        is_padded = unpad and is_padding_mask(attention_mask) and self.is_fixed
         is_packed = attention_mask is None and position_ids is not None and not self.has_encoder
         shows = ("output_attentions", "output_hidden_states")
         is_plain = self.config._attn_implementation in ("eager", "sdpa") and "sliding_attention" not in self.layer_types

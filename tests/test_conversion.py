@@ -1,5 +1,6 @@
 """Conversion against transformers' own models: what they compute, what comes back, what is refused."""
 
+import copy
 import itertools
 import json
 import re
@@ -63,6 +64,22 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 8,
 }
 
+KINDS = {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"], "sliding_window": 3}
+ROPES = {
+    "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5000.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+}
+TRUE_HEADS = [{"head_dim": 8}, {"head_dim": 10}, {"head_dim": 4}]
+GEMMAS = [
+    {"head_dim": 8, "sliding_window": 3, "query_pre_attn_scalar": 5, "attn_logit_softcapping": 1.5},
+    {"head_dim": 10, **KINDS, "final_logit_softcapping": 2.0},
+    {"head_dim": 4, "final_logit_softcapping": None, "attention_bias": True},
+]
+
+
+def part(factor: float) -> dict:
+    return {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": factor}
+
 
 def each(sizes: list[dict], *extras: dict) -> list[dict]:
     return [size | extra for size, extra in itertools.zip_longest(sizes, extras, fillvalue={})]
@@ -106,10 +123,67 @@ SIZES = {
     "llama": each(
         LLAMAS, {"attention_bias": True, "mlp_bias": True}, {"head_dim": 10}, {"rope_parameters": LLAMA3_ROPE}
     ),
-    "qwen2": LLAMAS,
-    "qwen3": each(LLAMAS, {"head_dim": 8, "attention_bias": True}, *FREE_HEADS[1:]),
-    "mistral": each(LLAMAS, *[{"sliding_window": None} | heads for heads in FREE_HEADS]),
-    "smollm3": each(LLAMAS, *[{"no_rope_layers": [1] * size["num_hidden_layers"]} for size in LLAMAS]),
+    "qwen2": each(LLAMAS, {}, {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1}),
+    "qwen3": each(
+        LLAMAS,
+        {"head_dim": 8, "attention_bias": True},
+        {"head_dim": 10, "use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1},
+        {"head_dim": 6},
+    ),
+    "mistral": each(LLAMAS, {"sliding_window": 3}, {"sliding_window": None, "head_dim": 10}, {"head_dim": 6}),
+    "ministral": each(
+        LLAMAS,
+        {"sliding_window": 3, "head_dim": 8},
+        KINDS | {"head_dim": 10},
+        {"layer_types": ["full_attention"], "head_dim": 4},
+    ),
+    "smollm3": each(
+        LLAMAS,
+        {"no_rope_layers": [1, 0]},
+        {"no_rope_layers": [1, 0, 1], "use_sliding_window": True, "sliding_window": 3},
+        {"attention_bias": True, "mlp_bias": True},
+    ),
+    "arcee": each(LLAMAS, {"attention_bias": True, "mlp_bias": True}, {"head_dim": 10}, {"hidden_act": "gelu"}),
+    "olmo2": each(LLAMAS, {"attention_bias": True}),
+    "olmo3": each(LLAMAS, {"sliding_window": 3}, KINDS | {"rope_parameters": ROPES}),
+    "exaone4": each(LLAMAS, {"sliding_window": 3}, KINDS, {"sliding_window": None, "layer_types": ["full_attention"]}),
+    "gemma": each(LLAMAS, *TRUE_HEADS),
+    "gemma2": each(LLAMAS, *GEMMAS),
+    "gemma3_text": each(
+        LLAMAS, *[size | {"attn_logit_softcapping": None, "rope_parameters": ROPES} for size in GEMMAS]
+    ),
+    "phi3": each(LLAMAS, {"sliding_window": 3, "rope_parameters": part(0.5)}, {"resid_pdrop": 0.1}),
+    "glm": each(LLAMAS, {"head_dim": 8}, {"head_dim": 12, "attention_bias": False}, {"head_dim": 4}),
+    "glm4": each(LLAMAS, {"head_dim": 8}, {"head_dim": 12, "attention_bias": False}, {"head_dim": 4}),
+    "helium": each(LLAMAS, {"head_dim": 8, "attention_bias": True}, {"head_dim": 6, "mlp_bias": True}, {"head_dim": 4}),
+    "ernie4_5": each(LLAMAS, {"head_dim": 8, "use_bias": True}, {"head_dim": 10}, {"head_dim": 4}),
+    "granite": each(
+        LLAMAS,
+        {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.4, "attention_multiplier": 0.3},
+        {"attention_bias": True, "mlp_bias": True},
+    ),
+    "starcoder2": each(LLAMAS, {"sliding_window": 3}, {"use_bias": False}, {"hidden_act": "relu"}),
+    "nemotron": each(LLAMAS, {"head_dim": 8}, {"head_dim": 12, "attention_bias": True}, {"mlp_bias": True}),
+    "stablelm": each(
+        LLAMAS,
+        {"use_parallel_residual": True},
+        {"use_qkv_bias": True, "rope_parameters": part(0.34)},
+        {"rope_parameters": part(0.5)},
+    ),
+    "phi": each(LLAMAS, {}, {"rope_parameters": part(0.67)}, {"hidden_act": "gelu", "resid_pdrop": 0.1}),
+    "cohere": each(LLAMAS, {}, {"logit_scale": 0.3, "attention_bias": True}),
+    "cohere2": each(LLAMAS, {"sliding_window": 3}, KINDS | {"logit_scale": 0.3}),
+    "gpt_neox": each(
+        DECODERS,
+        {},
+        {"use_parallel_residual": False, "hidden_size": 40, "rope_parameters": part(0.5)},
+        {"attention_bias": False, "rope_parameters": part(1.0), "hidden_act": "relu"},
+    ),
+    "gptj": [
+        {"n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 20, "rotary_dim": 4},
+        {"n_embd": 50, "n_layer": 3, "n_head": 5, "n_positions": 20, "n_inner": 20, "rotary_dim": 10},
+        {"n_embd": 6, "n_layer": 1, "n_head": 1, "rotary_dim": 2, "activation_function": "relu"},
+    ],
     "marian": translators(
         {"activation_function": "swish", "scale_embedding": True},
         {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 51},
@@ -142,7 +216,7 @@ def native(name: str, task: str | None = None, size: int = 0, spread: float = 0.
     torch.manual_seed(size)
     task = language_model(name) if task is None else task
     tokens = {"vocab_size": 41, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    config = AutoConfig.for_model(name, **tokens | SIZES[name][size] | overrides)
+    config = AutoConfig.for_model(name, **tokens | copy.deepcopy(SIZES[name][size]) | overrides)
     model = FAMILIES[name].native_class(task)(config).eval()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     biases = [buffer for buffer_name, buffer in model.named_buffers() if buffer_name == "final_logits_bias"]
@@ -210,15 +284,30 @@ def comparable(config: PreTrainedConfig) -> dict:
 
 @pytest.fixture
 def precise_norms(monkeypatch):
-    """Llama's norms round to single precision whatever the model's type; here they do not."""
+    """Most natives' norms round to single precision whatever the model's type; here they do not."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def rms_norm(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, x.shape[-1:], self.weight, self.variance_epsilon)
 
-    for name in ("llama", "qwen2", "qwen3", "mistral", "smollm3", "seed_oss", "eurobert"):
-        module = sys.modules[FAMILIES[name].native_class("").__module__]
-        norm = next(value for key, value in vars(module).items() if key.endswith("RMSNorm") and isinstance(value, type))
-        monkeypatch.setattr(norm, "forward", forward)
+    def one_plus(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, x.shape[-1:], 1 + self.weight, self.eps)
+
+    def layer_norm(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:], self.weight, None, self.variance_epsilon)
+
+    for family in FAMILIES.values():
+        module = sys.modules[family.native_class("").__module__]
+        for name, kind in vars(module).items():
+            if name.startswith("Gemma") and name.endswith("RMSNorm"):
+                monkeypatch.setattr(kind, "forward", one_plus)
+            elif name.startswith("Cohere") and name.endswith("LayerNorm"):
+                monkeypatch.setattr(kind, "forward", layer_norm)
+            elif name.endswith("RMSNorm") and isinstance(kind, type):
+                monkeypatch.setattr(kind, "forward", rms_norm)
+
+
+# Natives that round more than norms to single precision: scores, turned queries, the scale of embeddings.
+ROUNDED = dict.fromkeys(("gemma", "gemma2", "gemma3_text", "gptj", "cohere", "cohere2", "ernie4_5"), 1e-5)
 
 
 # What converted models compute
@@ -233,7 +322,8 @@ def test_language_models_compute_the_same(name, size, precise_norms):
     inputs = batch(ours, with_labels=True)
     mask = inputs["attention_mask"]
     outputs = [model(**inputs, output_hidden_states=True) for model in (theirs, ours)]
-    assert_same_outputs(*outputs, mask, tolerance=1e-10)
+    tolerance = ROUNDED.get(name, 1e-10)
+    assert_same_outputs(*outputs, mask, tolerance)
     for output in outputs:  # a loss in double precision, which that of the models is not
         F.cross_entropy(output.logits.flatten(0, 1), inputs["labels"].flatten()).backward()
     zero = {n: torch.zeros_like(tensor) for n, tensor in theirs.state_dict().items()}
@@ -243,7 +333,7 @@ def test_language_models_compute_the_same(name, size, precise_norms):
     for parameter_name, parameter in ours.named_parameters():
         if parameter_name not in trained_here_only:
             gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            assert_close(gradient, expected.tensor(parameter_name), atol=1e-10, rtol=1e-10, msg=parameter_name)
+            assert_close(gradient, expected.tensor(parameter_name), atol=tolerance, rtol=tolerance, msg=parameter_name)
     assert_equal_models(theirs, convert_to(ours, name))
 
 
@@ -358,7 +448,7 @@ def test_a_converted_model_is_fine_tuned_with_a_new_head_and_goes_back(name, tas
 
 
 def test_a_decoder_moves_from_one_family_to_another():
-    theirs = native("mistral")
+    theirs = native("mistral", sliding_window=None)
     llama = convert_to(convert_from(theirs), "llama")
     assert type(llama) is transformers.LlamaForCausalLM
     ids = tiny.tokens(41, 2, 7)
@@ -550,15 +640,17 @@ def test_copies_of_tied_tables_and_what_translators_leave_out(tmp_path):
     [
         ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key' must be 'absolu"),
         ("bert", {"is_decoder": True}, "is_decoder=True must be False"),
-        ("bert", {"hidden_act": "mish"}, "hidden_act='mish' must be one of 'gelu', 'gelu_new', 'relu', 'silu', 'swish"),
+        ("bert", {"hidden_act": "xielu"}, "hidden_act='xielu' must be one of .*'relu'.*'swish'"),
         ("roberta", {"hidden_act": "relu"}, "hidden_act='relu' must be one of 'gelu'"),
-        ("mistral", {"sliding_window": 8}, "sliding_window=8 must be None"),
+        ("olmo2", {"layer_types": ["sliding_attention"] * 2}, "layer_types=.* must be 'full_attention' in every layer"),
         (
-            "qwen2",
-            {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1, "layer_types": None},
-            "layer_types=.*'sliding_attention'.* must be",
+            "ministral",
+            {"layer_types": ["full_attention", "conv"]},
+            "layer_types=.*'conv'.* must be full_attention or s",
         ),
-        ("smollm3", {"no_rope_layers": [1, 0]}, r"no_rope_layers=\[1, 0\] must be 1 in every layer"),
+        ("gemma3_text", {"attn_logit_softcapping": 5.0}, "attn_logit_softcapping=5.0 must be None"),
+        ("stablelm", {"qk_layernorm": True}, "qk_layernorm=True must be False"),
+        ("gptj", {"rotary_dim": 3}, "rotary_dim=3 must be an even number"),
         ("llama", {"num_local_experts": 4}, "num_local_experts=4 must be None or 0"),
         ("llama", {"rope_parameters": {"rope_theta": 9.0, "partial_rotary_factor": 0.5}}, "without partial_rotary"),
         ("qwen2", {"head_dim": 10}, "head_dim=10 must be hidden_size // num_attention_heads"),
@@ -577,8 +669,8 @@ def test_options_without_counterpart_are_refused(name, options, message, tmp_pat
 
 
 def test_all_options_come_in_one_message():
-    theirs = native("gpt2", scale_attn_weights=False, activation_function="mish")
-    with pytest.raises(ValueError, match="scale_attn_weights=False must be True; activation_function='mish' must be"):
+    theirs = native("gpt2", scale_attn_weights=False, activation_function="xielu")
+    with pytest.raises(ValueError, match="scale_attn_weights=False must be True; activation_function='xielu' must be"):
         convert_from(theirs)
 
 
@@ -654,7 +746,7 @@ def test_another_number_of_answers_is_refused():
 
 def test_heads_and_families_without_counterpart_are_refused():
     llama = tiny.model(scratch.ScratchDecoderForCausalLM, hidden_act="swiglu")
-    with pytest.raises(ValueError, match="unknown architecture 'mixtral'; known are distilbert, bert"):
+    with pytest.raises(ValueError, match="unknown architecture 'mixtral'; known are arcee, bart, bert"):
         convert_to(llama, "mixtral")
     with pytest.raises(
         ValueError, match="ScratchDecoderForCausalLM cannot become bert; these can: ScratchEncoderModel"
@@ -688,7 +780,7 @@ def test_folders_that_cannot_be_converted(tmp_path):
     new = tmp_path / "new"
     for source, family, message in (
         ("native", "bert", "is a bert model, and only ours become bert: convert it to ours first"),
-        ("ours", None, "is one of our models: name what to convert it to, one of distilbert, bert"),
+        ("ours", None, "is one of our models: name what to convert it to, one of arcee, bart"),
         ("nowhere", None, "is neither a folder nor the id of a repository"),
         ("", None, "holds no config.json"),
     ):

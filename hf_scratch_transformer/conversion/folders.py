@@ -270,11 +270,14 @@ def _generation_config(folder: Path, config: PreTrainedConfig) -> GenerationConf
 
 
 def _write_weights(translation: Translation, folder: Path) -> None:
+    names = {translation.name_in_files(name): name for name in translation.shapes}
     split = split_torch_state_dict_into_shards(
-        translation.shapes, filename_pattern="model{suffix}.safetensors", max_shard_size=SHARD_SIZE
+        {saved: translation.shapes[name] for saved, name in names.items()},
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=SHARD_SIZE,
     )
-    for file, names in split.filename_to_tensors.items():
-        save_file({name: translation.tensor(name) for name in names}, folder / file, metadata={"format": "pt"})
+    for file, saved in split.filename_to_tensors.items():
+        save_file({name: translation.tensor(names[name]) for name in saved}, folder / file, metadata={"format": "pt"})
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", "utf-8")

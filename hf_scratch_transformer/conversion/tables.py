@@ -39,6 +39,50 @@ class Transform:
         return ours[0]
 
 
+class Joined(Transform):
+    """Several of ours in one, one after the other, of so many rows each: what theirs multiplies at once."""
+
+    def __init__(self, *rows: int):
+        self.rows = rows
+
+    def into(self, theirs: Tensor) -> tuple[Tensor, ...]:
+        return theirs.split(self.rows)
+
+    def back(self, ours: tuple[Tensor, ...], like: Tensor) -> Tensor:
+        return torch.cat(ours)
+
+
+class JoinedByHead(Transform):
+    """Queries, keys and values in one matrix, those of each head together (GPT-NeoX)."""
+
+    def __init__(self, heads: int):
+        self.heads = heads
+
+    def into(self, theirs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(part.flatten(0, 1) for part in theirs.unflatten(0, (self.heads, 3, -1)).unbind(1))
+
+    def back(self, ours: tuple[Tensor, ...], like: Tensor) -> Tensor:
+        return torch.stack([part.unflatten(0, (self.heads, -1)) for part in ours], dim=1).flatten(0, 2)
+
+
+class Interleaved(Transform):
+    """Queries or keys of heads of which neighbouring entries are turned together, in the first `turned` of each: ours
+    turns entry `i` together with `i + turned/2`. In which order their products are summed up is all that changes."""
+
+    def __init__(self, heads: int, turned: int):
+        self.heads, self.turned = heads, turned
+
+    def into(self, theirs: Tensor) -> tuple[Tensor, ...]:
+        heads = theirs.unflatten(0, (self.heads, -1))
+        parts = heads[:, : self.turned : 2], heads[:, 1 : self.turned : 2], heads[:, self.turned :]
+        return (torch.cat(parts, dim=1).flatten(0, 1),)
+
+    def back(self, ours: tuple[Tensor, ...], like: Tensor) -> Tensor:
+        heads = ours[0].unflatten(0, (self.heads, -1))
+        pairs = heads[:, : self.turned].unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
+        return torch.cat((pairs, heads[:, self.turned :]), dim=1).flatten(0, 1)
+
+
 class Transposed(Transform):
     """Stored (in, out), as GPT-2's layers are; a bias stays as it is."""
 
@@ -83,13 +127,13 @@ class SinusoidTable(Transform):
 class Row(NamedTuple):
     """A module, whose weight and bias are named alike on both sides, or a single parameter.
 
-    `{layer}` stands for the number of a layer. Where two rows give the same parameter of ours, the first one that the
-    source has is taken; backwards both are filled.
+    `{layer}` stands for the number of a layer. A transform may depend on our configuration. Where two rows give the
+    same parameter of ours, the first one that the source has is taken; backwards both are filled.
     """
 
     theirs: str
     ours: str | tuple[str, ...]
-    transform: Transform = Transform()
+    transform: Transform | Callable[[Any], Transform] = Transform()
 
     def our_names(self) -> tuple[str, ...]:
         return (self.ours,) if isinstance(self.ours, str) else self.ours
@@ -180,6 +224,8 @@ PARTS = {
     "classifier_bias": CLASSIFIERS,
     "pooler_act": ("", "SequenceClassification", "MultipleChoice"),
 }
+# Where a family says nothing else, blocks are all of one kind.
+ONE_KIND = {"layer_types": lambda config: ["full_attention"] * config.num_hidden_layers}
 # What transformers itself keeps in every configuration and means the same everywhere.
 COMMON_FIELDS = same("id2label", "label2id", "problem_type", "dtype")
 # What it writes anew on every save.
@@ -211,6 +257,7 @@ class Family:
         requires: options of theirs that have no counterpart here, and what they must be.
         written: those of them whose default is another: values, or functions of our configuration.
         left_out: beginnings of parameters of heads that have no counterpart here.
+        saved_as: beginnings of parameters that transformers calls otherwise in files than in models.
     """
 
     native: str
@@ -222,6 +269,7 @@ class Family:
     requires: Mapping[str, Requirement] = field(default_factory=dict)
     written: Mapping[str, Any] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
+    saved_as: Mapping[str, str] = field(default_factory=dict)
 
     def our_class(self, task: str) -> type[ScratchPreTrainedModel]:
         kind = self.config.__name__.removesuffix("Config")
@@ -229,6 +277,13 @@ class Family:
 
     def native_class(self, task: str) -> type[PreTrainedModel]:
         return getattr(transformers, self.heads[task].native)
+
+    def name_in_files(self, name: str) -> str:
+        """Of a parameter of theirs."""
+        for now, then in self.saved_as.items():
+            if name.startswith(now):
+                return then + name.removeprefix(now)
+        return name
 
     def fields_of(self, task: str) -> tuple[Field, ...]:
         return self.fields + self.heads[task].fields + COMMON_FIELDS
@@ -327,7 +382,7 @@ class Family:
 
     def in_the_way(self, config: ScratchConfig, options: Mapping[str, Any], task: str) -> Iterator[str]:
         defaults = {option.name: option.default for option in fields(config)}
-        constants = {**self.constants, **self.heads[task].constants}
+        constants = {**ONE_KIND, **self.constants, **self.heads[task].constants}
         for name in sorted(options.keys() - TRAINING_ONLY - {option.ours for option in self.fields_of(task)}):
             if task not in PARTS.get(name, (task,)):
                 continue
@@ -340,8 +395,9 @@ class Family:
 
     # Parameters
 
-    def links(self, task: str, depth: int) -> list[Link]:
-        """The rows of a model of `depth` layers."""
+    def links(self, task: str, config: ScratchConfig) -> list[Link]:
+        """The rows of a model."""
+        depth = max(getattr(config, name, 0) for name in ("num_hidden_layers", "encoder_layers", "decoder_layers"))
         their_prefix = f"{self.native_class(task).base_model_prefix}." if task else ""
         our_prefix = "model." if task else ""
         rows = [(row, their_prefix, our_prefix) for row in self.rows] + [(row, "", "") for row in self.heads[task].rows]
@@ -349,7 +405,7 @@ class Family:
             Link(
                 (theirs + row.theirs).replace("{layer}", str(layer)),
                 tuple((ours + name).replace("{layer}", str(layer)) for name in row.our_names()),
-                row.transform,
+                row.transform if isinstance(row.transform, Transform) else row.transform(config),
             )
             for row, theirs, ours in rows
             for layer in range(depth if "{layer}" in row.theirs else 1)

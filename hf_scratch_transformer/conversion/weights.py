@@ -127,7 +127,10 @@ def stored(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def stored_names(
-    model: PreTrainedModel, described: Mapping[str, Tensor], of_another_head: Callable[[str], bool]
+    model: PreTrainedModel,
+    described: Mapping[str, Tensor],
+    of_another_head: Callable[[str], bool],
+    name_in_files: Callable[[str], str] = str,
 ) -> dict[str, str | None]:
     """{parameter that a model saves: its name in a source}; `None` where there is none and zeros are meant.
 
@@ -139,11 +142,13 @@ def stored_names(
     """
     expected, tied, prefix = stored(model), model.all_tied_weights_keys, f"{model.base_model_prefix}."
     known = model.state_dict()
+    renamed = {name_in_files(name): name for name in known}
     names: dict[str, str | None] = {}
     copies: dict[str, str] = {}
     unexpected, left_out = [], []
     for actual in described:
         modern = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", actual))
+        modern = renamed.get(modern, modern)
         spellings = [name for name in (modern, prefix + modern, modern.removeprefix(prefix)) if name in known]
         if not spellings:
             if of_another_head(modern):
@@ -215,19 +220,21 @@ class Translation:
             our_model, native_model = family.our_class(task)(ours), native_class(theirs, **self.arguments)
         source_model: PreTrainedModel = our_model if is_back else native_model
         self.model: PreTrainedModel = native_model if is_back else our_model
-        depth = max(getattr(ours, name, 0) for name in ("num_hidden_layers", "encoder_layers", "decoder_layers"))
 
         def of_another_head(name: str) -> bool:
-            rows = (link for head in family.heads for link in family.links(head, depth))
+            rows = (link for head in family.heads for link in family.links(head, ours))
             return not is_back and (
                 name.startswith(family.left_out) or any(leaf_of(name, link.theirs) is not None for link in rows)
             )
 
         self.weights, self.described = weights, describe(weights)
         self.source = stored(source_model)
-        self.names = stored_names(source_model, self.described, of_another_head)
+        # As files have the parameters of the source, and of the target.
+        self.name_in_files: Callable[[str], str] = family.name_in_files if is_back else str
+        in_source = str if is_back else family.name_in_files
+        self.names = stored_names(source_model, self.described, of_another_head, in_source)
         self.dtype = next(self.described[actual].dtype for actual in self.names.values() if actual is not None)
-        links = family.links(task, depth)
+        links = family.links(task, ours)
         targets = {name: tensor.to(self.dtype) for name, tensor in stored(self.model).items()}
         self.steps = steps_back(links, targets) if is_back else steps_into(links, targets, self.names)
         for name, step in self.steps.items():  # biases that theirs has, and ours has not

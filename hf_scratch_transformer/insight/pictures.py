@@ -114,7 +114,7 @@ def position_code(model: PreTrainedModel, length: int = 100) -> tuple[Tensor, st
             return table[:length], "learned positions" if module.weight.requires_grad else "fixed positions"
         if isinstance(module, RotaryPositions):
             # The second half: sines of the first one are negated.
-            cos, sin = (x[0, 0, :, module.head_dim // 2 :] for x in module(steps[None], torch.float32))
+            cos, sin = (x[0, 0, :, module.dim // 2 :] for x in module(steps[None], torch.float32))
         elif isinstance(turns := getattr(module, "inv_freq", None), Tensor):  # transformers' rotary modules
             angles = steps[:, None] * turns
             cos, sin = (x * getattr(module, "attention_scaling", 1.0) for x in (angles.cos(), angles.sin()))
