@@ -56,16 +56,17 @@ class Positions(NamedTuple):
 
 
 _gelu_tanh = partial(F.gelu, approximate="tanh")
+# All of transformers but those that are trained; torch's own kernels first, which do the same faster.
 _functions: dict[str, Callable[[Tensor], Tensor]] = {
-    # Those of transformers, less two that are trained; some by torch's own kernels, which do the same faster.
-    **{name: ACT2FN[name].forward for name in ACT2FN if name not in ("prelu", "xielu", "swish")},
     **{"relu": F.relu, "gelu": F.gelu, "silu": F.silu},  # the last is also called swish (Marian)
     **{"gelu_new": _gelu_tanh, "gelu_pytorch_tanh": _gelu_tanh},  # GPT-2, Gemma
 }
+_others = ACT2FN.keys() - _functions.keys() - {"swish", "prelu", "xielu"}
+_functions |= {name: ACT2FN[name].forward for name in sorted(_others)}
 ACTIVATIONS = {
+    "swiglu": Activation(F.silu, is_gated=True),  # Llama
     **{name: Activation(function) for name, function in _functions.items()},
     **{f"gated-{name}": Activation(each, is_gated=True) for name, each in _functions.items() if name != "silu"},  # T5
-    "swiglu": Activation(F.silu, is_gated=True),  # Llama
 }
 NORMS: dict[str, type[nn.Module]] = {
     "layer_norm": nn.LayerNorm,
@@ -325,7 +326,7 @@ class ScratchStackConfig(ScratchConfig):
     # The kind of each block, in LAYER_TYPES. Default: "full_attention". The others see `sliding_window` tokens, their
     # own among them; in an encoder so many to either side. `rope_parameters` may have an entry for each (Gemma 3).
     layer_types: list[str] | None = None
-    sliding_window: int | None = None
+    sliding_window: int | None = None  # in tokens
     no_rope_layers: list[int] | None = None  # for each block 1, or 0 where it knows no positions (SmolLM3's name)
 
     def __post_init__(self, **kwargs: Any) -> None:

@@ -20,7 +20,13 @@ from transformers.modeling_outputs import (
 from transformers.models.auto import modeling_auto
 from transformers.utils import can_return_tuple
 
-from .configuration_scratch import ACTIVATIONS, ScratchConfig
+from .configuration_scratch import (
+    ACTIVATIONS,
+    ScratchConfig,
+    ScratchDecoderConfig,
+    ScratchEncoderConfig,
+    ScratchSeq2SeqConfig,
+)
 from .layers_scratch import make_norm
 from .ops_scratch import is_unmodified, linear_cross_entropy
 from .stack_scratch import ScratchKwargs, ScratchPreTrainedModel, is_padding_mask, of_new_tokens
@@ -339,7 +345,7 @@ def check_token_labels(labels: Tensor | None, inputs: Tensor | None) -> None:  #
 
 # The Trainer (which labels it smooths, and whether shifted) and the pipelines look models up by class name in these
 # tables; `AutoModel.register` does not write them.
-for _config in ScratchConfig.__subclasses__():
+for _config in (ScratchEncoderConfig, ScratchDecoderConfig, ScratchSeq2SeqConfig):
     for _auto_class, _reference in _config._auto_map.items():
         if _auto_class != "AutoConfig":
             _names = getattr(modeling_auto, _auto_class)._model_mapping._model_mapping

@@ -1,16 +1,19 @@
 """Each brick against the formula, written out with loops."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
+from transformers.activations import ACT2FN
 
-from hf_scratch_transformer.configuration_scratch import ACTIVATIONS, CHOICES, NORM_PLACEMENTS, NORMS, NormPlacement
+from hf_scratch_transformer.configuration_scratch import ACTIVATIONS, CHOICES, NORM_PLACEMENTS, NORMS
 from hf_scratch_transformer.layers_scratch import (
     FeedForward,
     RotaryPositions,
+    ScratchAttention,
     ScratchBlock,
     SinusoidalPositions,
     attention,
@@ -152,7 +155,31 @@ def test_heads_are_repeated_next_to_each_other():
     assert repeat_heads(x, 2).flatten().tolist() == [0, 0, 1, 1, 2, 2]
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+def gelu_tanh(x):
+    return x * 0.5 * (1 + torch.tanh((2 / math.pi) ** 0.5 * (x + 0.044715 * x**3)))
+
+
+FORMULAS = {
+    "relu": lambda x: x.clamp(min=0),
+    "gelu": lambda x: x * 0.5 * (1 + torch.erf(x / 2**0.5)),
+    **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh"), gelu_tanh),
+    "relu2": lambda x: x.clamp(min=0) ** 2,  # So et al., 2021
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "mish": lambda x: x * torch.tanh(torch.log(1 + x.exp())),  # Misra, 2019
+    "linear": lambda x: x,
+}
+
+
+def test_activations_are_those_of_transformers():
+    """But those that are trained, and another name; each plain and gated."""
+    names = ACT2FN.keys() - {"swish", "prelu", "xielu"}
+    assert ACTIVATIONS.keys() == names | {f"gated-{name}" for name in names - {"silu"}} | {"swiglu"}
+    x = torch.randn(50)
+    for name in names:
+        assert_close(ACTIVATIONS[name].function(x), ACT2FN[name](x))
+
+
+@pytest.mark.parametrize("activation", ["silu", "swiglu", *FORMULAS, *(f"gated-{name}" for name in FORMULAS)])
 @pytest.mark.parametrize("bias", [False, True])
 def test_feed_forward_is_the_formula(activation, bias):
     layer = feed_forward(hidden_size=4, intermediate_size=6, hidden_act=activation, mlp_bias=bias)
@@ -160,9 +187,8 @@ def test_feed_forward_is_the_formula(activation, bias):
     linear = lambda name, x: x @ getattr(layer, name).weight.T + (getattr(layer, name).bias if bias else 0)  # noqa: E731
     up = linear("up_proj", x)
     hidden = {
-        "relu": lambda: up.clamp(min=0),
-        "gelu": lambda: up * 0.5 * (1 + torch.erf(up / 2**0.5)),
-        "gelu_new": lambda: up * 0.5 * (1 + torch.tanh((2 / math.pi) ** 0.5 * (up + 0.044715 * up**3))),
+        **{name: partial(function, up) for name, function in FORMULAS.items()},
+        **{f"gated-{name}": lambda f=f: f(linear("gate_proj", x)) * up for name, f in FORMULAS.items()},
         "silu": lambda: up * torch.sigmoid(up),
         "swiglu": lambda: linear("gate_proj", x) * torch.sigmoid(linear("gate_proj", x)) * up,
     }[activation]()
@@ -183,12 +209,13 @@ def test_norms_are_the_formula(name):
     norm = NORMS[name](5, eps=0.1)
     nn.init.normal_(norm.weight)
     x = torch.randn(2, 3, 5)
-    if name == "layer_norm":
+    weight = 1 + norm.weight if name.endswith("1p") else norm.weight
+    if name.startswith("layer_norm"):
         nn.init.normal_(norm.bias)
         mean = x.mean(-1, keepdim=True)
-        expected = (x - mean) / ((x - mean).pow(2).mean(-1, keepdim=True) + 0.1).sqrt() * norm.weight + norm.bias
+        expected = (x - mean) / ((x - mean).pow(2).mean(-1, keepdim=True) + 0.1).sqrt() * weight + norm.bias
     else:
-        expected = x / (x.pow(2).mean(-1, keepdim=True) + 0.1).sqrt() * norm.weight
+        expected = x / (x.pow(2).mean(-1, keepdim=True) + 0.1).sqrt() * weight
     assert_close(norm(x), expected)
 
 
@@ -196,8 +223,8 @@ def test_norms_are_the_formula(name):
 PLACEMENTS = {
     "pre": (NORM_PLACEMENTS["pre"], lambda x, f, norm, out: x + f(norm(x))),
     "post": (NORM_PLACEMENTS["post"], lambda x, f, norm, out: norm(x + f(x))),
-    "inside": (NormPlacement(inside=True), lambda x, f, norm, out: x + out(f(x))),  # OLMo 2
-    "sandwich": (NormPlacement(before=True, inside=True), lambda x, f, norm, out: x + out(f(norm(x)))),  # Gemma 2
+    "reordered": (NORM_PLACEMENTS["reordered"], lambda x, f, norm, out: x + out(f(x))),
+    "sandwich": (NORM_PLACEMENTS["sandwich"], lambda x, f, norm, out: x + out(f(norm(x)))),  # Gemma 2
 }
 
 
@@ -227,3 +254,54 @@ def test_dropout_falls_on_what_a_sublayer_adds():
     block.dropout.p = 1.0
     x = torch.randn(2, 3, 32)
     assert_close(block(x), x)
+
+
+# Options of the field
+
+
+@pytest.mark.parametrize("name", ["parallel", "parallel_shared"])
+def test_sub_layers_side_by_side_read_the_same(name):
+    config = tiny.config("decoder", norm_position=name, residual_multiplier=0.5)
+    config._attn_implementation = "eager"
+    block = ScratchBlock(config, 0, is_causal=True).eval()
+    assert (block.mlp_norm is None) == (name == "parallel_shared")
+    for parameter in block.parameters():
+        nn.init.normal_(parameter)
+    x, mask = torch.randn(2, 5, config.hidden_size), torch.ones(1, 1, 5, 5, dtype=torch.bool).tril()
+    read = block.self_attn_norm(x)
+    attended, _ = block.self_attn(read, None, mask)
+    fed = block.mlp(read if name == "parallel_shared" else block.mlp_norm(x))
+    assert_close(block(x, mask), x + 0.5 * attended + 0.5 * fed)
+
+
+def test_part_of_a_head_is_turned():
+    config = tiny.config("decoder", rope_parameters={"rope_theta": 50.0, "partial_rotary_factor": 0.5}, head_dim=8)
+    cos, sin = RotaryPositions(config)(torch.arange(5)[None], torch.float32)
+    x = torch.randn(2, 3, 5, 8)
+    turned = rotate(x, cos, sin)
+    assert torch.equal(turned[..., 4:], x[..., 4:])
+    pairs = torch.view_as_complex(x[..., :4].unflatten(-1, (2, 2)).transpose(-1, -2).contiguous())
+    angles = torch.arange(5.0)[:, None] * 50.0 ** -torch.tensor([0.0, 0.5])
+    expected = torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)).transpose(-1, -2).flatten(-2)
+    assert_close(turned[..., :4], expected)
+
+
+def test_scores_are_capped_and_scaled():
+    config = tiny.config("decoder", attention_multiplier=3.0, attn_logit_softcapping=0.5)
+    config._attn_implementation = "eager"
+    layer = ScratchAttention(config, 0, is_causal=True).eval()
+    x = torch.randn(1, 4, config.hidden_size)
+    _, weights = layer(x)
+    query, key = (layer.split_heads(project(x), None) for project in (layer.q_proj, layer.k_proj))
+    key = repeat_heads(key, layer.num_key_value_groups)
+    scores = 0.5 * torch.tanh(3.0 * query @ key.transpose(2, 3) / 0.5)
+    assert_close(weights, scores.softmax(-1))
+
+
+def test_queries_of_all_heads_are_normalised_together():
+    config = tiny.config("decoder", use_qk_norm=True, qk_norm_across_heads=True)
+    layer = ScratchAttention(config, 0, is_causal=True)
+    x = torch.randn(1, 4, config.hidden_size)
+    query = layer.split_heads(layer.q_proj(x), layer.q_norm)
+    assert_close(query.square().mean((1, 3)), torch.ones(1, 4), atol=1e-2, rtol=0)
+    assert not torch.allclose(query.square().mean(3), torch.ones(1, 1), atol=0.05)

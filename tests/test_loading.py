@@ -666,7 +666,7 @@ def test_notes_of_other_programs_stay_and_near_misses_are_refused(family: str, t
         AutoConfig.from_pretrained(tmp_path)
     path.write_text(json.dumps(saved | {"hidden_act": "swish"}))
     with pytest.raises(
-        ValueError, match="hidden_act='swish' must be one of 'relu', 'gelu', 'gelu_new', 'silu', 'swiglu'"
+        ValueError, match="hidden_act='swish' must be one of 'swiglu', 'relu', 'gelu', 'silu', 'gelu_new', '"
     ):
         AutoConfig.from_pretrained(tmp_path)
 

@@ -137,7 +137,7 @@ def test_positions_of_a_model_are_its_own():
 def test_products_of_rotary_positions_are_what_attention_sees():
     model, _ = ours("decoder", position_embedding_type="rotary")
     code, kind = pictures.position_code(model, 30)
-    cos, sin = model.get_submodule("model.rotary")(torch.arange(30)[None], torch.float32)
+    cos, sin = model.get_submodule("model.rotary.full_attention")(torch.arange(30)[None], torch.float32)
     same = torch.cat((torch.ones(4), torch.zeros(4))).expand(1, 1, 30, 8)  # one vector at every position
     turned = rotate(same, cos, sin)[0, 0]
     assert kind == "rotary positions" and torch.allclose(code @ code.T, turned @ turned.T, atol=1e-4)

@@ -359,8 +359,8 @@ def test_native_misspelt_argument_is_swallowed(name):
 def test_unknown_configuration_key_is_refused(family):
     with pytest.raises(ValueError, match="hiden_size=64 is not a field .* did you mean 'hidden_size'"):
         tiny.config(family, hiden_size=64)
-    with pytest.raises(ValueError, match="sliding_window=64 is not a field of Scratch"):
-        tiny.config(family, sliding_window=64)
+    with pytest.raises(ValueError, match="alibi_bias_max=8 is not a field of Scratch"):
+        tiny.config(family, alibi_bias_max=8)
 
 
 @pytest.mark.parametrize("name", ["BertConfig", "DistilBertConfig", "LlamaConfig", "BartConfig"])

@@ -510,12 +510,11 @@ def mistral_and_ours(window: int = 3):
     torch.manual_seed(0)
     sizes = {name: tiny.SIZES[name] for name in tiny.SIZES if name != "initializer_range"}
     config = MistralConfig(
-        **sizes, num_hidden_layers=2, head_dim=8, sliding_window=None, initializer_range=0.5, pad_token_id=0
+        **sizes, num_hidden_layers=2, head_dim=8, sliding_window=window, initializer_range=0.5, pad_token_id=0
     )
     theirs = MistralForCausalLM(config).eval()
     ours = convert_from(theirs)
-    theirs.config.sliding_window = ours.config.sliding_window = window
-    ours.model.layer_types = ["sliding_attention"] * 2
+    assert ours.config.layer_types == ours.model.layer_types == ["sliding_attention"] * 2
     return theirs, ours
 
 

@@ -367,7 +367,9 @@ def _model_reference() -> Iterator[str]:
         types = {each.name: each for each in dataclasses.fields(kind)}
         if model_type:
             yield from ("", f"model, where model_type is {model_type}: {kind.__doc__}")
-        for found in field.finditer(inspect.getsource(kind)):
+        above = kind.__mro__[::-1]  # what the first paragraph has is not said again
+        parts = above[above.index(ScratchConfig) + 1 :] if model_type else [kind]
+        for found in field.finditer("".join(map(inspect.getsource, parts))):
             meaning = found["beside"] or " ".join(re.findall(r"# (.*)", found["above"]))
             if meaning and found["name"] in types:
                 name = found["name"]
