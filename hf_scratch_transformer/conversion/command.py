@@ -16,6 +16,8 @@ def add_commands(subparsers: Any) -> None:
     parser.add_argument("target", metavar="DST", help="new folder")
     targets = (*FAMILIES, ENGINE)
     parser.add_argument("--to", metavar="FAMILY", choices=targets, help=f"if SRC is ours: {', '.join(targets)}")
+    words = "do not compare what both compute, which needs both in memory"
+    parser.add_argument("--no-verify", dest="verify", action="store_false", help=words)
     parser.set_defaults(run=run)
 
 
@@ -27,5 +29,5 @@ def run(arguments: argparse.Namespace) -> None:
 
         to_ctranslate2(arguments.source, arguments.target)
     else:
-        convert_folder(arguments.source, arguments.target, arguments.to)
+        print(convert_folder(arguments.source, arguments.target, arguments.to, arguments.verify))
     print(f"wrote {arguments.target}")

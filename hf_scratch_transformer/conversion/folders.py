@@ -25,6 +25,7 @@ import hf_scratch_transformer
 from ..configuration_scratch import ScratchConfig, ScratchDecoderConfig, ScratchEncoderConfig, ScratchSeq2SeqConfig
 from ..files import reading, replacing
 from ..stack_scratch import ScratchPreTrainedModel
+from .comparison import Comparison, compare
 from .families import FAMILIES
 from .tables import Family
 from .weights import FolderWeights, Lazily, Translation, describe, in_short, stored, stored_names
@@ -34,6 +35,7 @@ OUR_CONFIGS = {
     config.model_type: config for config in (ScratchEncoderConfig, ScratchDecoderConfig, ScratchSeq2SeqConfig)
 }
 SHARD_SIZE = "1GB"
+NOWHERE, IN_SINGLE = {"pretrained_model_name_or_path": None}, {"dtype": torch.float32}
 TOKENIZER_CONFIG = "tokenizer_config.json"
 TOKENIZER_FILES = (
     "tokenizer*",
@@ -135,7 +137,30 @@ def convert_to(model: ScratchPreTrainedModel, family: str) -> PreTrainedModel:
     return _translated(model, *our_task(type(model).__name__, family))
 
 
-def convert_folder(source: str | os.PathLike[str], target: str | os.PathLike[str], family: str | None = None) -> None:
+@dataclass(frozen=True)
+class Report:
+    """What became of a model on its way to another folder."""
+
+    source: str  # its class
+    target: str
+    tensors: int
+    parameters: int
+    kept: tuple[str, ...]  # options without counterpart that change nothing that is computed: noted for the way back
+    compared: Comparison | None
+
+    def __str__(self) -> str:
+        lines = [f"{self.source} as {self.target}: {self.tensors} tensors, {self.parameters:,} parameters"]
+        if self.kept:
+            lines.append(f"without counterpart, noted for the way back: {', '.join(self.kept)}")
+        return "\n".join(lines + ([] if self.compared is None else [str(self.compared)]))
+
+
+def convert_folder(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    family: str | None = None,
+    verify: bool = False,
+) -> Report:
     """Write a folder converted from another: parameters, configuration, generation settings and tokenizer.
 
     Parameters go through memory one at a time, and are written in shards of at most 1 GB. `target` appears once all of
@@ -145,9 +170,11 @@ def convert_folder(source: str | os.PathLike[str], target: str | os.PathLike[str
         source: a folder, an id on the Hub, or a GGUF file (which is held in memory).
         target: a folder that does not exist yet.
         family: of the target, if the source is one of our models; `None` for ours, if it is a native one.
+        verify: open both as the programs that use them would, in single precision and in memory at once, and compare
+            what they compute of the same tokens.
 
     Raises:
-        ValueError: as `convert_from` and `convert_to`, and if `target` exists.
+        ValueError: as `convert_from` and `convert_to`, if `target` exists, and if it computes something else.
     """
     target = Path(target)
     if target.exists():
@@ -175,6 +202,24 @@ def convert_folder(source: str | os.PathLike[str], target: str | os.PathLike[str
             if translation.model.can_generate():
                 _generation_config(folder, config).save_pretrained(new)
             _copy_tokenizer(folder, config, new)
+            compared = None
+            if verify:
+                is_folder = isinstance(weights, FolderWeights)
+                saved = {"pretrained_model_name_or_path": folder} if is_folder else {"state_dict": dict(weights)}
+                before = translation.source_class.from_pretrained(**{**NOWHERE, **saved}, config=config, **IN_SINGLE)
+                after = type(translation.model).from_pretrained(new, **IN_SINGLE)
+                compared = compare(before, after)
+                if not compared.is_close:
+                    raise ValueError(f"{source}: {type(after).__name__} would compute something else; {compared}")
+    kept = () if family else tuple(sorted(translation.config.converted_from.keys() - {"model_type"}))
+    return Report(
+        translation.source_class.__name__,
+        type(translation.model).__name__,
+        len(translation.shapes),
+        translation.model.num_parameters(),
+        kept,
+        compared,
+    )
 
 
 def native_task(config: PreTrainedConfig, architecture: str | None = None) -> tuple[Family, str]:

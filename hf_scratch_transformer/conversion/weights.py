@@ -219,6 +219,7 @@ class Translation:
         with torch.device("meta"):
             our_model, native_model = family.our_class(task)(ours), native_class(theirs, **self.arguments)
         source_model: PreTrainedModel = our_model if is_back else native_model
+        self.source_class = type(source_model)
         self.model: PreTrainedModel = native_model if is_back else our_model
 
         def of_another_head(name: str) -> bool:
