@@ -30,9 +30,9 @@ NOT_SAID |= {"layer_norm_eps", "position_offset", "classifier_bias", "rope_param
 NOT_SAID |= {"decoder_start_token_id", "tie_word_embeddings", "share_encoder_decoder_embeddings"}
 HEAD = """# Architectures
 
-Written by `make architectures` from the tables in `hf_scratch_transformer/conversion/`; the last two columns are measured
-then, with {versions}. All go both ways, into ours and
-back to the same tensors, bit for bit, and the same configuration.
+Written by `make architectures` from the tables in `hf_scratch_transformer/conversion/`; the last two columns are
+measured then, with {versions}. All go both ways, into ours and back to
+the same tensors, bit for bit, and the same configuration.
 
 - **Heads**: the classes on both sides; the backbone is one of them.
 - **Options**: fields of our configuration, or of its `rope_parameters`, that some model of that architecture has not at

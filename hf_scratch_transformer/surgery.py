@@ -1,0 +1,240 @@
+"""Models made of others: layers kept or copied, a vocabulary fitted to a tokenizer, several averaged. What comes out is
+a model that trains on at once; of ours, and of whatever converts into ours."""
+
+import argparse
+import copy
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from .conversion.folders import open_saved
+from .files import reading, replacing
+from .stack_scratch import ScratchPreTrainedModel
+from .tokenization import config_fields
+
+LAYER = re.compile(r"(?P<stack>|.*?\b(?P<side>encoder|decoder)\.|model\.)layers\.(?P<index>\d+)\.(?P<rest>.*)")
+PER_LAYER = ("layer_types", "no_rope_layers")  # fields with an entry for each
+
+
+def select_layers(
+    model: ScratchPreTrainedModel, layers: Sequence[int], decoder_layers: Sequence[int] | None = None
+) -> ScratchPreTrainedModel:
+    """A model of those layers, in that order: fewer, to be distilled (Sanh et al., 2019), or some of them twice, to
+    grow in depth (Kim et al., 2023).
+
+    Args:
+        model: any of ours.
+        layers: numbers from 0, each as often as it is wanted; of a translator those of its encoder.
+        decoder_layers: of a translator's decoder. Default: all.
+
+    Raises:
+        ValueError: on layers that there are not, and on none.
+    """
+    config, is_translator = copy.deepcopy(model.config), model.config.is_encoder_decoder
+    if decoder_layers is not None and not is_translator:
+        raise ValueError(f"decoder_layers={list(decoder_layers)}: {type(model).__name__} has one stack of layers")
+    depths = ("encoder_layers", "decoder_layers") if is_translator else ("num_hidden_layers",)
+    chosen = {}
+    for depth, given in zip(depths, (layers, decoder_layers), strict=False):
+        count = getattr(config, depth)
+        picked = list(range(count)) if given is None else list(given)
+        if not picked or not all(0 <= each < count for each in picked):
+            raise ValueError(f"layers {picked} must be some of 0 to {count - 1}")
+        chosen[depth] = picked
+        if not is_translator:
+            for name in PER_LAYER:
+                if (each := getattr(config, name, None)) is not None:
+                    setattr(config, name, [each[index] for index in picked])
+        setattr(config, depth, len(picked))
+
+    def old_name(name: str) -> str:
+        found = LAYER.fullmatch(name)
+        if found is None:
+            return name
+        picked = chosen[f"{found['side']}_layers" if is_translator else depths[0]]
+        return f"{found['stack']}layers.{picked[int(found['index'])]}.{found['rest']}"
+
+    return _like(model, config, lambda names: {name: model.state_dict()[old_name(name)] for name in names})
+
+
+def average(models: Sequence[ScratchPreTrainedModel]) -> ScratchPreTrainedModel:
+    """The model whose parameters are the mean of theirs: a model soup (Wortsman et al., 2022), or the last checkpoints
+    of a run (section 6.1 of the paper).
+
+    Raises:
+        ValueError: if they differ in class or shapes, or if there are none.
+    """
+    if not models:
+        raise ValueError("there is nothing to average")
+    first, states = models[0], [model.state_dict() for model in models]
+    for model, state in zip(models, states, strict=True):
+        differing = [name for name in states[0].keys() | state.keys() if _shape(states[0], name) != _shape(state, name)]
+        if type(model) is not type(first) or differing:
+            what = f"{len(differing)} parameters differ in shape, {min(differing)} among them" if differing else ""
+            raise ValueError(
+                f"a {type(model).__name__} cannot be averaged with a {type(first).__name__}; {what}".rstrip("; ")
+            )
+
+    def mean(name: str) -> Tensor:
+        total = sum(state[name].double() for state in states)
+        return (total / len(states)).to(states[0][name].dtype)
+
+    return _like(first, copy.deepcopy(first.config), lambda names: {name: mean(name) for name in names})
+
+
+def fit_vocabulary(
+    model: ScratchPreTrainedModel, old: PreTrainedTokenizerBase, new: PreTrainedTokenizerBase
+) -> ScratchPreTrainedModel:
+    """A model for another tokenizer: tokens that both have keep their vectors, others begin as the mean of those that
+    the old tokenizer makes of their text (Gee et al., 2022). The head and its bias follow.
+
+    Args:
+        model: one of ours with one vocabulary.
+        old: its tokenizer.
+        new: the one it shall have; fewer tokens or more.
+
+    Raises:
+        ValueError: for a translator with a vocabulary on each side.
+    """
+    if not getattr(model.config, "share_encoder_decoder_embeddings", True):
+        raise ValueError(
+            f"share_encoder_decoder_embeddings=False: each side of {type(model).__name__} has a vocabulary"
+        )
+    rows = _rows(old, new)
+    fitted = copy.deepcopy(model)
+    fitted.resize_token_embeddings(len(new), mean_resizing=False)
+    before, after = model.state_dict(), fitted.state_dict()
+    with torch.no_grad():
+        for name, tensor in after.items():
+            if name.endswith(("word_embeddings.weight", "lm_head.weight", "lm_head.bias")):
+                source = before[name].double()
+                vectors = [source[ids].mean(0) if ids else source.mean(0) for ids in rows]
+                tensor.copy_(torch.stack(vectors))
+    family = "seq2seq" if model.config.is_encoder_decoder else "decoder"
+    for name, value in config_fields(new, family).items():  # type: ignore[arg-type]
+        for config in (fitted.config, fitted.generation_config) if fitted.can_generate() else (fitted.config,):
+            if name != "vocab_size" and config is not None:
+                setattr(config, name, value)
+    for module in fitted.modules():
+        if isinstance(module, nn.Embedding) and module.num_embeddings == len(new):
+            module.padding_idx = fitted.config.pad_token_id
+    fitted.config.validate_architecture()
+    return fitted
+
+
+def _rows(old: PreTrainedTokenizerBase, new: PreTrainedTokenizerBase) -> list[list[int]]:
+    """For each token of the new vocabulary, the ids of the old one that its vector is the mean of."""
+    known, rows = old.get_vocab(), []
+    special = {token: getattr(old, f"{name}_id") for name, token in _special(new).items() if name in _special(old)}
+    for token, _ in sorted(new.get_vocab().items(), key=lambda pair: pair[1]):
+        if token in special:
+            rows.append([special[token]])
+        elif token in known:
+            rows.append([known[token]])
+        else:
+            text = new.convert_tokens_to_string([token])
+            rows.append(old(text, add_special_tokens=False)["input_ids"])
+    return rows
+
+
+def _special(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
+    names = ("pad_token", "bos_token", "eos_token", "unk_token", "mask_token", "cls_token", "sep_token")
+    return {name: token for name in names if (token := getattr(tokenizer, name, None)) is not None}
+
+
+def _shape(state: Mapping[str, Tensor], name: str) -> tuple[int, ...] | None:
+    return tuple(state[name].shape) if name in state else None
+
+
+def _like(model: ScratchPreTrainedModel, config: Any, state_of: Any) -> ScratchPreTrainedModel:
+    """A model of the same class with another configuration and other parameters."""
+    with torch.device("meta"):
+        names = type(model)(config).state_dict().keys()
+    state = {name: tensor.clone() for name, tensor in state_of(names).items()}
+    made = type(model).from_pretrained(None, config=config, state_dict=state, dtype=model.dtype)
+    if made.can_generate():
+        made.generation_config = copy.deepcopy(model.generation_config)
+    return made.to(model.device).train(model.training)
+
+
+# --- From folder to folder --------------------------------------------------------------------------------------------
+
+
+def add_commands(subparsers: Any) -> None:
+    layers = subparsers.add_parser("layers", help="a model of some layers of another, or of some of them twice")
+    layers.add_argument("source", metavar="SRC", help="folder or id on the Hub, of ours or of what converts into ours")
+    layers.add_argument("target", metavar="DST", help="new folder")
+    layers.add_argument("--keep", metavar="N", type=int, nargs="+", required=True, help="layers from 0, in their order")
+    layers.add_argument(
+        "--keep-decoder", metavar="N", type=int, nargs="+", help="of a translator's decoder; default: all"
+    )
+    layers.set_defaults(run=_layers)
+    mean = subparsers.add_parser("average", help="the mean of several models of one shape")
+    mean.add_argument("sources", metavar="SRC", nargs="+", help="folders, or ids on the Hub")
+    mean.add_argument("--output", metavar="DST", required=True, help="new folder")
+    mean.set_defaults(run=_average)
+    vocabulary = subparsers.add_parser("vocabulary", help="a model for another tokenizer")
+    vocabulary.add_argument("source", metavar="SRC", help="folder or id on the Hub, with its tokenizer")
+    vocabulary.add_argument("tokenizer", metavar="TOKENIZER", help="folder or id on the Hub, of the one it shall have")
+    vocabulary.add_argument("target", metavar="DST", help="new folder")
+    vocabulary.set_defaults(run=_vocabulary)
+
+
+def _opened(source: str) -> ScratchPreTrainedModel:
+    saved = open_saved(source)
+    kind, config = type(saved.model), saved.model.config
+    dtype = next(iter(saved.weights.described.values())).dtype
+    model = kind.from_pretrained(None, config=config, state_dict=dict(saved.weights), dtype=dtype)
+    if saved.generation_config is not None:
+        model.generation_config = saved.generation_config
+    return model
+
+
+def _tokenizer(source: str) -> PreTrainedTokenizerBase:
+    with reading(source):
+        return AutoTokenizer.from_pretrained(source)
+
+
+def _write(model: ScratchPreTrainedModel, target: str, tokenizer: PreTrainedTokenizerBase | None) -> None:
+    path = Path(target)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as new:
+        model.save_pretrained(new)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(new)
+    print(f"wrote {target}: {type(model).__name__}, {model.num_parameters():,} parameters")
+
+
+def _is_new(target: str) -> str:
+    if os.path.lexists(target):
+        raise ValueError(f"{target} exists already: name a new folder")
+    return target
+
+
+def _tokenizer_of(source: str) -> PreTrainedTokenizerBase | None:
+    is_there = not Path(source).is_dir() or (Path(source) / "tokenizer_config.json").is_file()
+    return _tokenizer(source) if is_there else None
+
+
+def _layers(arguments: argparse.Namespace) -> None:
+    target = _is_new(arguments.target)
+    model = select_layers(_opened(arguments.source), arguments.keep, arguments.keep_decoder)
+    _write(model, target, _tokenizer_of(arguments.source))
+
+
+def _average(arguments: argparse.Namespace) -> None:
+    target = _is_new(arguments.output)
+    model = average([_opened(source) for source in arguments.sources])
+    _write(model, target, _tokenizer_of(arguments.sources[0]))
+
+
+def _vocabulary(arguments: argparse.Namespace) -> None:
+    target = _is_new(arguments.target)
+    old, new = _tokenizer(arguments.source), _tokenizer(arguments.tokenizer)
+    _write(fit_vocabulary(_opened(arguments.source), old, new), target, new)
