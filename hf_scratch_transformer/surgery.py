@@ -103,7 +103,7 @@ def fit_vocabulary(
         ValueError: for a translator with a vocabulary on each side.
     """
     if not getattr(model.config, "share_encoder_decoder_embeddings", True):
-        raise ValueError(
+        raise ValueError(f"share_encoder_decoder_embeddings=False: {type(model).__name__} has a vocabulary for each side")
             f"share_encoder_decoder_embeddings=False: each side of {type(model).__name__} has a vocabulary"
         )
     rows = _rows(old, new)

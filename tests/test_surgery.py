@@ -127,7 +127,7 @@ def test_a_translator_with_two_vocabularies_is_refused(tokenizers):
     model = tiny.model(
         scratch.ScratchSeq2SeqForConditionalGeneration, share_encoder_decoder_embeddings=False, decoder_vocab_size=50
     )
-    with pytest.raises(ValueError, match="each side of ScratchSeq2SeqForConditionalGeneration has a voc"):
+    with pytest.raises(ValueError, match="ScratchSeq2SeqForConditionalGeneration has a vocabulary for each side"):
         fit_vocabulary(model, *tokenizers)
 
 
