@@ -23,7 +23,8 @@ from transformers.dynamic_module_utils import get_relative_import_files
 from transformers.generation import GenerationConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from .ops_scratch import LayerNorm1P, RMSNorm, RMSNorm1P
+from .norms_scratch import LayerNorm1P, RMSNorm1P
+from .ops_scratch import RMSNorm
 
 # What there is to choose from. These tables are the only place where a choice is listed: the configuration checks
 # against them and the layers build from them.

@@ -152,7 +152,7 @@ class ScratchAttention(nn.Module):
         self.k_proj = nn.Linear(width, groups * self.head_dim, bias=config.attention_bias)
         self.v_proj = nn.Linear(width, groups * self.value_head_dim, bias=config.attention_bias)
         self.o_proj = ends_sublayer(nn.Linear(heads * self.value_head_dim, width, bias=output_bias))
-        norm = kind if issubclass(kind := NORMS[config.norm_type], RMSNorm) else RMSNorm
+        norm = kind if issubclass(kind := NORMS[config.norm_type], nn.RMSNorm) else RMSNorm
         self.norms_all_heads = config.qk_norm_across_heads
         q_width, k_width = (self.head_dim * (count if self.norms_all_heads else 1) for count in (heads, groups))
         self.q_norm = norm(q_width, eps=config.layer_norm_eps) if config.use_qk_norm else None

@@ -52,11 +52,8 @@ class RMSNorm(nn.RMSNorm):
     """Root mean square norm (Zhang & Sennrich, 2019), in the type of its weight, also under autocast. torch has no
     backward pass of it for a CPU in one piece; that of a layer norm around 0 is all but one term of it."""
 
-    def scale(self) -> Tensor:
-        return self.weight
-
     def forward(self, x: Tensor) -> Tensor:
-        weight = self.scale()
+        weight = self.weight
         if x.dtype != weight.dtype and torch.promote_types(x.dtype, weight.dtype) != weight.dtype:
             return super().forward(x)
         # Also where a checkpointed layer runs ahead without gradients, so that both runs are equal.
@@ -64,39 +61,6 @@ class RMSNorm(nn.RMSNorm):
             return FusedRMSNorm.apply(x, weight, self.eps)
         x = x if x.dtype == weight.dtype else x.to(weight.dtype)
         return torch.rms_norm(x, self.normalized_shape, weight, self.eps)
-
-
-class OnePlus(nn.Module):
-    """A norm whose weight is what its scale has beyond 1: it starts at 0, to which weight decay pulls it."""
-
-    weight: nn.Parameter
-
-    def scale(self) -> Tensor:  # half precision has few numbers about 1
-        return 1 + self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
-
-    def reset_parameters(self) -> None:
-        nn.init.zeros_(self.weight)
-
-
-class RMSNorm1P(OnePlus, RMSNorm):
-    """That of Gemma (Gemma Team, 2024)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x).to(self.weight.dtype)
-
-
-class LayerNorm1P(OnePlus, nn.LayerNorm):
-    """That of Nemotron (Parmar et al., 2024)."""
-
-    def reset_parameters(self) -> None:
-        super().reset_parameters()
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        weight = self.scale()
-        bias = None if self.bias is None else self.bias.to(weight.dtype)
-        return F.layer_norm(x.to(weight.dtype), self.normalized_shape, weight, bias, self.eps).to(self.weight.dtype)
 
 
 class FusedRMSNorm(torch.autograd.Function):

@@ -31,7 +31,8 @@ from transformers.utils.output_capturing import OutputRecorder
 
 from .configuration_scratch import NORM_PLACEMENTS, POSITIONS, ScratchConfig
 from .layers_scratch import RotaryPositions, ScratchAttention, ScratchBlock, ScratchEmbeddings, make_norm
-from .ops_scratch import OnePlus, is_compiling_or_tracing
+from .norms_scratch import OnePlus
+from .ops_scratch import is_compiling_or_tracing
 from .unpadding_scratch import Unpadded, is_sparse, separate_documents, unpadded
 
 

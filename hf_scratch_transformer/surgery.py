@@ -103,9 +103,8 @@ def fit_vocabulary(
         ValueError: for a translator with a vocabulary on each side.
     """
     if not getattr(model.config, "share_encoder_decoder_embeddings", True):
-        raise ValueError(f"share_encoder_decoder_embeddings=False: {type(model).__name__} has a vocabulary for each side")
-            f"share_encoder_decoder_embeddings=False: each side of {type(model).__name__} has a vocabulary"
-        )
+        kind = type(model).__name__
+        raise ValueError(f"share_encoder_decoder_embeddings=False: {kind} has a vocabulary for each side")
     rows = _rows(old, new)
     fitted = copy.deepcopy(model)
     fitted.resize_token_embeddings(len(new), mean_resizing=False)

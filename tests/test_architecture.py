@@ -13,13 +13,14 @@ PACKAGE = Path(hf_scratch_transformer.__file__).parent
 FAMILIES = ("modeling_scratch_encoder", "modeling_scratch_decoder", "modeling_scratch_seq2seq")
 BELOW: dict[str, set[str]] = {  # each file, and what it may import
     "ops_scratch": set(),
-    "configuration_scratch": {"ops_scratch"},
+    "norms_scratch": set(),
+    "configuration_scratch": {"ops_scratch", "norms_scratch"},
     "unpadding_scratch": {"ops_scratch"},
     "cache_scratch": {"ops_scratch"},
     "generation_scratch": set(),
     "tokenization_scratch": set(),
     "layers_scratch": {"configuration_scratch", "unpadding_scratch", "ops_scratch"},
-    "stack_scratch": {"layers_scratch", "configuration_scratch", "unpadding_scratch", "ops_scratch"},
+    "stack_scratch": {"layers_scratch", "configuration_scratch", "unpadding_scratch", "ops_scratch", "norms_scratch"},
     "heads_scratch": {"stack_scratch", "layers_scratch", "configuration_scratch", "ops_scratch"},
     "modeling_scratch_encoder": {"heads_scratch", "stack_scratch", "layers_scratch", "configuration_scratch"},
     **dict.fromkeys(
@@ -31,22 +32,23 @@ BELOW: dict[str, set[str]] = {  # each file, and what it may import
     ),
 }
 BUDGETS = {
-    "configuration_scratch": 449,  # to become 350
-    "ops_scratch": 242,
+    "configuration_scratch": 450,  # to become 350
+    "norms_scratch": 40,
+    "ops_scratch": 210,
     "unpadding_scratch": 133,  # to become 110
     "cache_scratch": 68,  # to become 60
     "generation_scratch": 80,
     "tokenization_scratch": 81,
     "layers_scratch": 371,  # to become 330
-    "stack_scratch": 371,  # to become 320
+    "stack_scratch": 372,  # to become 320
     "heads_scratch": 352,  # to become 320
     "modeling_scratch_encoder": 158,  # to become 130
     "modeling_scratch_decoder": 154,  # to become 150
     "modeling_scratch_seq2seq": 262,  # to become 250
 }
 FOLDERS = {  # of all files that a model carries
-    "modeling_scratch_encoder": 2075,  # to become 1750
-    "modeling_scratch_decoder": 2221,  # to become 1850
+    "modeling_scratch_encoder": 2076,  # to become 1750
+    "modeling_scratch_decoder": 2220,  # to become 1850
 }
 
 

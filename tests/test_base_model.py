@@ -200,7 +200,7 @@ def test_a_damaged_model_is_not_gone_on_from(damage, expected, first, tmp_path, 
             ["--model.path", "absent/folder/model"],
             "model.path: absent/folder/model: there is no such file",
         ),
-        ("causal_lm", ["--model.path", "{mamba}"], "unknown architecture 'mamba'; known are distilbert"),
+        ("causal_lm", ["--model.path", "{mamba}"], "unknown architecture 'mamba'; known are arcee"),
         ("causal_lm", ["--model.path", "{classifier}"], "has another head: it is a ScratchDecoderForSequenceClass"),
         (
             "causal_lm",

@@ -33,10 +33,34 @@ def test_rope_parameters_belong_to_rotary_positions():
         ({"num_attention_heads": 3}, "num_attention_heads=3 does not divide hidden_size=512"),
         ({"num_key_value_heads": 3}, "num_key_value_heads=3 must divide num_attention_heads=8"),
         ({"head_dim": 7}, "head_dim=7 must be even for position_embedding_type='rotary'"),
-        ({"hidden_act": "swish"}, "hidden_act='swish' must be one of 'relu', 'gelu', 'gelu_new', 'silu', 'swiglu'"),
+        ({"hidden_act": "swish"}, "hidden_act='swish' must be one of 'swiglu', 'relu', 'gelu', 'silu', 'gelu_new', "),
         ({"position_embedding_type": "alibi"}, "position_embedding_type='alibi' must be one of"),
         ({"norm_type": "batch_norm"}, "norm_type='batch_norm' must be one of"),
-        ({"norm_position": "sandwich"}, "norm_position='sandwich' must be one of"),
+        ({"norm_position": "none"}, "norm_position='none' must be one of"),
+        (
+            {"layer_types": ["full_attention"]},
+            r"layer_types=\['full_attention'\] must have num_hidden_layers=6 entries",
+        ),
+        ({"layer_types": ["conv"] * 6}, "layer_types=.*: 'conv' must be in 'full_attention', 'sliding_attention'"),
+        ({"layer_types": ["sliding_attention"] * 6}, "'sliding_attention' needs sliding_window, in tokens"),
+        ({"sliding_window": 0}, "sliding_window=0 must be at least 1"),
+        ({"no_rope_layers": [1, 0]}, r"no_rope_layers=\[1, 0\] must have num_hidden_layers=6 entries"),
+        (
+            {"no_rope_layers": [1, 0] * 3, "position_embedding_type": "learned"},
+            "no_rope_layers needs position_embedding_type='rotary', got 'learned'",
+        ),
+        (
+            {"rope_parameters": {"rope_theta": 9.0, "partial_rotary_factor": 0.4}, "head_dim": 8},
+            "head_dim=8 times partial_rotary_factor=0.4 must be even",
+        ),
+        (
+            {"rope_parameters": {"sliding_attention": {"rope_theta": 9.0, "rope_type": "default"}}},
+            "rope_parameters=.* must have one entry for each of layer_types=.*'full_attention'",
+        ),
+        ({"norm_bias": False}, "norm_bias=False needs norm_type='layer_norm', got 'rms_norm', which has none"),
+        ({"qk_norm_across_heads": True}, "qk_norm_across_heads=True needs use_qk_norm=True"),
+        ({"attn_logit_softcapping": 0.0}, "attn_logit_softcapping=0.0 must be above 0"),
+        ({"logits_scaling": -1.0}, "logits_scaling=-1.0 must be above 0"),
         ({"initialization": "zeros"}, "initialization='zeros' must be one of"),
         ({"dropout": 1.0}, "dropout=1.0 must be at least 0 and below 1"),
         ({"attention_dropout": -0.1}, "attention_dropout=-0.1 must be at least 0 and below 1"),
@@ -92,15 +116,40 @@ def test_impossible_encoders_are_refused(wrong, message):
 
 def test_all_complaints_come_in_one_message():
     with pytest.raises(ValueError) as error:
-        ScratchEncoderConfig(num_attention_heads=3, dropout=2, hidden_act="tanh")
-    assert all(name in str(error.value) for name in ("num_attention_heads=3", "dropout=2", "hidden_act='tanh'"))
+        ScratchEncoderConfig(num_attention_heads=3, dropout=2, hidden_act="tan")
+    assert all(name in str(error.value) for name in ("num_attention_heads=3", "dropout=2", "hidden_act='tan'"))
 
 
 def test_a_changed_configuration_is_checked_again_when_a_model_is_built():
     config = tiny.config("encoder")
-    config.hidden_act = "tanh"
-    with pytest.raises(ValueError, match="hidden_act='tanh'"):
+    config.hidden_act = "tan"
+    with pytest.raises(ValueError, match="hidden_act='tan'"):
         ScratchEncoderModel(config)
+
+
+def test_kinds_of_layers_follow_their_number_while_they_are_one():
+    config = ScratchDecoderConfig(num_hidden_layers=2)
+    config.num_hidden_layers = 3
+    assert config.layer_types == ["full_attention"] * 3 and config.no_rope_layers is None
+    assert ScratchDecoderConfig(num_hidden_layers=2, no_rope_layers=[1, 1]).no_rope_layers is None
+    mixed = ["full_attention", "sliding_attention"]
+    config = ScratchDecoderConfig(num_hidden_layers=2, layer_types=mixed, sliding_window=3)
+    config.num_hidden_layers = 3
+    with pytest.raises(ValueError, match="layer_types=.* must have num_hidden_layers=3 entries"):
+        config.validate_architecture()
+
+
+def test_a_translator_has_no_parallel_layers():
+    with pytest.raises(ValueError, match="norm_position='parallel' leaves no place for attention to the source"):
+        ScratchSeq2SeqConfig(norm_position="parallel")
+
+
+def test_capped_scores_are_not_for_torchs_kernels():
+    """Without a wish there is another backend; a wish is refused."""
+    options = {"attn_logit_softcapping": 5.0}
+    assert tiny.model(ScratchEncoderModel, **options).config._attn_implementation == "eager"
+    with pytest.raises(ValueError, match="does not support .*scaled_dot_product_attention"):
+        tiny.model(ScratchEncoderModel, **options, attn_implementation="sdpa")
 
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)
