@@ -47,13 +47,14 @@ class NormPlacement(NamedTuple):
 
 
 class Positions(NamedTuple):
-    """How the place of a token enters: added to its embedding, from a trained table or from sinusoids, or by turning
-    queries and keys."""
+    """How the place of a token enters: added to its embedding, from a trained table or from sinusoids, by turning
+    queries and keys, or added to scores."""
 
     is_added: bool = False
     has_table: bool = False  # whose length is a hard limit
     in_halves: bool = False  # all sines before all cosines
     is_rotary: bool = False
+    is_bias: bool = False
 
 
 _gelu_tanh = partial(F.gelu, approximate="tanh")
@@ -89,6 +90,7 @@ POSITIONS = {
     "sinusoidal_halves": Positions(is_added=True, in_halves=True),  # Marian
     "learned": Positions(is_added=True, has_table=True),  # BERT, GPT-2
     "rotary": Positions(is_rotary=True),  # Su et al., 2021
+    "relative_bias": Positions(is_bias=True),  # T5
     "none": Positions(),
 }
 POOLERS: dict[str | None, Callable | None] = {None: None, "tanh": torch.tanh, "relu": F.relu, "gelu": F.gelu}
@@ -192,6 +194,8 @@ class ScratchConfig(PreTrainedConfig):
     max_position_embeddings: int = 512  # the longest sequence meant; a hard limit only for learned positions
     position_offset: int = 0  # rows of the learned table before that of the first position (BART and RoBERTa have 2)
     rope_parameters: dict | None = None  # of rotary ones; types but "default" stretch the context of a trained model
+    relative_attention_num_buckets: int = 32  # of distances that a relative bias tells apart
+    relative_attention_max_distance: int = 128  # beyond which all are one
     norm_type: str = "rms_norm"  # in NORMS
     norm_position: str = "pre"  # in NORM_PLACEMENTS
     layer_norm_eps: float = 1e-6  # of every norm
@@ -294,6 +298,12 @@ class ScratchConfig(PreTrainedConfig):
         positions = POSITIONS.get(kind := self.position_embedding_type, Positions())
         if self.position_offset and not positions.has_table:
             yield f"position_offset={self.position_offset} needs position_embedding_type='learned', got {kind!r}"
+        buckets, far = self.relative_attention_num_buckets, self.relative_attention_max_distance
+        if buckets < 4 or far <= buckets // 2:
+            yield (
+                f"relative_attention_num_buckets={buckets} must be at least 4, and "
+                f"relative_attention_max_distance={far} more than half of them"
+            )
         if self.qk_norm_across_heads and not self.use_qk_norm:
             yield "qk_norm_across_heads=True needs use_qk_norm=True"
         if not self.norm_bias and not self.norm_type.startswith("layer_norm"):

@@ -3,6 +3,7 @@
 Shapes: B batch, T length of the queries, S length of the keys and values, H heads, D width, F feed-forward width.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, Unpack
 
@@ -88,6 +89,29 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     if (turned := cos.shape[-1]) < x.shape[-1]:
         return torch.cat((rotate(x[..., :turned], cos, sin), x[..., turned:]), dim=-1)
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
+
+
+class RelativePositionBias(nn.Module):
+    """What is added to the scores of each head by the distance from query to key (T5, Raffel et al., 2020): of its own
+    for near ones, then by the logarithm; ahead apart from back, where both sides are seen."""
+
+    def __init__(self, config: ScratchConfig, is_causal: bool):
+        super().__init__()
+        self.config, self.is_causal = config, is_causal
+        self.table = nn.Embedding(config.relative_attention_num_buckets, config.num_attention_heads)
+
+    def forward(self, query_positions: Tensor, keys: int) -> Tensor:  # (T,) -> (1, H, T, S)
+        back = query_positions[:, None] - torch.arange(keys, device=query_positions.device)
+        distance, count = back.clamp(min=0), self.config.relative_attention_num_buckets
+        first = torch.zeros_like(back)
+        if not self.is_causal:
+            distance, count = back.abs(), count // 2
+            first = (back < 0) * count
+        exact = count // 2
+        scale = math.log(self.config.relative_attention_max_distance / exact)
+        steps = torch.log(distance.clamp(min=exact).float() / exact) / scale * (count - exact)
+        far = (exact + steps.long()).clamp(max=count - 1)
+        return self.table(first + torch.where(distance < exact, distance, far)).permute(2, 0, 1)[None]
 
 
 # --- Attention --------------------------------------------------------------------------------------------------------

@@ -30,7 +30,14 @@ from transformers.utils.generic import TransformersKwargs
 from transformers.utils.output_capturing import OutputRecorder
 
 from .configuration_scratch import NORM_PLACEMENTS, POSITIONS, ScratchConfig
-from .layers_scratch import RotaryPositions, ScratchAttention, ScratchBlock, ScratchEmbeddings, make_norm
+from .layers_scratch import (
+    RelativePositionBias,
+    RotaryPositions,
+    ScratchAttention,
+    ScratchBlock,
+    ScratchEmbeddings,
+    make_norm,
+)
 from .norms_scratch import OnePlus
 from .ops_scratch import is_compiling_or_tracing
 from .unpadding_scratch import Unpadded, is_sparse, separate_documents, unpadded
@@ -69,7 +76,10 @@ class ScratchPreTrainedModel(PreTrainedModel):
 
     def __init__(self, config: ScratchConfig):
         config.validate_architecture()  # again: fields may have been set since it was made
-        self._supports_sdpa = config.attn_logit_softcapping is None  # torch's kernels know no caps: asked for, refused
+        # Kernels that know no caps or no bias are refused when they are asked for.
+        self._supports_sdpa = config.attn_logit_softcapping is None
+        if POSITIONS[config.position_embedding_type].is_bias:
+            self._supports_flash_attn = self._supports_flex_attn = False
         super().__init__(config)
 
     @torch.no_grad()
@@ -149,6 +159,7 @@ class ScratchStack(ScratchPreTrainedModel):
         turned = getattr(config, "no_rope_layers", None) or [self.positions.is_rotary] * depth
         self.turned_as = [kind if each else None for kind, each in zip(self.layer_types, turned, strict=True)]
         self.rotary = nn.ModuleDict({kind: RotaryPositions(config, kind) for kind in self.turned_as if kind})
+        self.position_bias = RelativePositionBias(config, is_causal) if self.positions.is_bias else None
         self.is_fixed = all(each.is_fixed for each in self.rotary.values())
         self.may_be_longer = not self.is_fixed  # than `max_position_embeddings`
         self.gradient_checkpointing = False
@@ -192,6 +203,8 @@ class ScratchStack(ScratchPreTrainedModel):
         if layout is None:
             filled = None if type(cache) is DynamicCache and not past_length else cache  # one that has a say in masks
             masks = self.make_masks(inputs_embeds, attention_mask, position_ids, filled, kwargs)
+            if self.position_bias is not None:
+                masks = {kind: self.add_bias(mask, inputs_embeds, past_length) for kind, mask in masks.items()}
         if position_ids is None:
             position_ids = self.default_positions(inputs_embeds, attention_mask, past_length)
         hidden_states = self.embeddings(inputs_embeds, position_ids, token_type_ids)
@@ -237,6 +250,7 @@ class ScratchStack(ScratchPreTrainedModel):
         shows = ("output_attentions", "output_hidden_states")
         is_plain = self.config._attn_implementation in ("eager", "sdpa") and "sliding_attention" not in self.layer_types
         is_shown = any(kwargs.get(name, getattr(self.config, name, False)) for name in shows)
+        is_plain &= self.position_bias is None
         if not (is_padded or is_packed) or not is_plain or is_shown or is_compiling_or_tracing():
             return None
         if is_packed:
@@ -269,6 +283,17 @@ class ScratchStack(ScratchPreTrainedModel):
                 arguments["and_mask_function"] = packed_sequence_mask_function(documents)
         return {kind: MASKS[self.is_causal, kind](**arguments) for kind in kinds}
 
+    def add_bias(self, mask: Tensor | None, inputs_embeds: Tensor, past_length: int | Tensor) -> Tensor:
+        """To scores, beside the mask, if there is one."""
+        assert self.position_bias is not None
+        length = inputs_embeds.shape[1]
+        queries = torch.arange(length, device=inputs_embeds.device) + past_length
+        bias = self.position_bias(queries, int(past_length + length) if mask is None else mask.shape[-1])
+        if mask is None:
+            return bias
+        hidden = torch.finfo(bias.dtype).min
+        return torch.where(mask, bias, hidden) if mask.dtype == torch.bool else (bias + mask).clamp(min=hidden)
+
     def default_positions(self, inputs_embeds: Tensor, attention_mask: Any, past_length: int | Tensor) -> Tensor:
         """0, 1, 2, ... along each row (B or 1, T). Absolute positions count from the first real token, so that padding
         on the left changes nothing; rotary ones need not, since only differences of positions enter attention."""
@@ -278,8 +303,9 @@ class ScratchStack(ScratchPreTrainedModel):
         return (torch.arange(length, device=inputs_embeds.device) + past_length)[None]
 
     def masking_config(self, kwargs: dict[str, Any]) -> ScratchConfig:
-        """The configuration to build masks with: that of the formula written out when its weights are asked for."""
-        if not kwargs.get("output_attentions") or self.config._attn_implementation == "eager":
+        """The configuration to build masks with: that of the formula written out when its weights are asked for, or
+        something is added to its scores."""
+        if not (kwargs.get("output_attentions") or self.position_bias) or self.config._attn_implementation == "eager":
             return self.config
         config = copy.copy(self.config)
         config._attn_implementation = "eager"

@@ -62,11 +62,17 @@ def test_importing_training_runs_no_command_line_and_draws_no_picture():
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="oneDNN is not there")
 @pytest.mark.skipif(sys.platform != "linux", reason="libgomp's")
 @pytest.mark.parametrize(
-    ("given", "spins"), [({}, "3000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "PASSIVE"}, "0")]
+    ("load", "given", "spins"),
+    [
+        (100.0, {}, "3000"),
+        (0.0, {}, "20000"),
+        (100.0, {"GOMP_SPINCOUNT": "7"}, "7"),
+        (100.0, {"OMP_WAIT_POLICY": "PASSIVE"}, "0"),
+    ],
 )
-def test_threads_wait_for_each_other_without_taking_a_busy_machine(given, spins):
+def test_threads_wait_for_each_other_without_taking_a_busy_machine(load, given, spins):
     environment = {name: value for name, value in os.environ.items() if "SPINCOUNT" not in name and "WAIT" not in name}
-    command = [sys.executable, "-c", "import training, torch"]
+    command = [sys.executable, "-c", f"import os; os.getloadavg = lambda: ({load}, 0, 0); import training, torch"]
     environment |= given | {"OMP_DISPLAY_ENV": "VERBOSE"}
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True)
     assert f"GOMP_SPINCOUNT = '{spins}'" in done.stderr

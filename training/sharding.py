@@ -198,6 +198,10 @@ def split(model: PreTrainedModel, mesh: DeviceMesh) -> list[nn.Module]:
         raise RecipeError(f"model: {kind} declares no plan of tensor parallelism: --parallelism_config_tp_size 1")
     if unknown := sorted({style for style in plan.values() if style not in STYLES and style != PARTIAL}):
         raise RecipeError(f"model: {kind} is split in ways that training does not know: {', '.join(unknown)}")
+    alone = {"qk_norm_across_heads": True, "position_embedding_type": "relative_bias"}
+    for name, value in alone.items():  # what all heads have together
+        if getattr(model.config, name, None) == value:
+            raise RecipeError(f"model.{name} {value}: cannot be shared out among {count} processes")
     for name in HEADS:
         if (heads := getattr(model.config, name, None) or count) % count:
             raise RecipeError(f"model.{name} {heads}: cannot be shared out among {count} processes")

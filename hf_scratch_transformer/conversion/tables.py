@@ -257,6 +257,7 @@ class Family:
         requires: options of theirs that have no counterpart here, and what they must be.
         written: those of them whose default is another: values, or functions of our configuration.
         left_out: beginnings of parameters of heads that have no counterpart here.
+        has_prefix: whether its parameters stand below a backbone where there is a head.
         saved_as: beginnings of parameters that transformers calls otherwise in files than in models.
     """
 
@@ -270,6 +271,7 @@ class Family:
     written: Mapping[str, Any] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     saved_as: Mapping[str, str] = field(default_factory=dict)
+    has_prefix: bool = True
 
     def our_class(self, task: str) -> type[ScratchPreTrainedModel]:
         kind = self.config.__name__.removesuffix("Config")
@@ -398,7 +400,7 @@ class Family:
     def links(self, task: str, config: ScratchConfig) -> list[Link]:
         """The rows of a model."""
         depth = max(getattr(config, name, 0) for name in ("num_hidden_layers", "encoder_layers", "decoder_layers"))
-        their_prefix = f"{self.native_class(task).base_model_prefix}." if task else ""
+        their_prefix = f"{self.native_class(task).base_model_prefix}." if task and self.has_prefix else ""
         our_prefix = "model." if task else ""
         rows = [(row, their_prefix, our_prefix) for row in self.rows] + [(row, "", "") for row in self.heads[task].rows]
         return [

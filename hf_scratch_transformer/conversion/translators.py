@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..configuration_scratch import ScratchSeq2SeqConfig
-from .shared import ACTIVATIONS, NOT_QUANTIZED, TOKENS, WITH_BIASES
+from .shared import ACTIVATIONS, EQUAL_HEADS, GATED, NOT_QUANTIZED, TOKENS, WITH_BIASES
 from .tables import Family, Field, Head, OneRow, Row, SinusoidTable, chosen, same
 
 # Encoder-decoders: Marian (Junczys-Dowmunt et al., 2018) and BART (Lewis et al., 2020)
@@ -160,3 +160,99 @@ BLENDERBOT = Family(
     constants={**SEQ2SEQ, "norm_position": "pre", "position_embedding_type": "learned"},
     requires=NOT_QUANTIZED,
 )
+
+
+# T5 (Raffel et al., 2020) and mT5 (Xue et al., 2021)
+
+
+def t5_layers(stack: str, feed_forward: int) -> tuple[Row, ...]:
+    """The sub-layers of a block are numbered; an attention to the source stands between the two others."""
+    layer, attentions = f"{stack}.block.{{layer}}.layer", {0: ("SelfAttention", "self_attn")}
+    if stack == "decoder":
+        attentions[1] = "EncDecAttention", "cross_attn"
+    mlp = {"wi": "up_proj", "wi_0": "gate_proj", "wi_1": "up_proj", "wo": "down_proj"}
+    return (
+        *(
+            Row(f"{layer}.{place}.{theirs}.{part}", f"{stack}.layers.{{layer}}.{ours}.{part}_proj")
+            for place, (theirs, ours) in attentions.items()
+            for part in ("q", "k", "v", "o")
+        ),
+        *(
+            Row(f"{layer}.{place}.layer_norm", f"{stack}.layers.{{layer}}.{ours}_norm")
+            for place, (_, ours) in attentions.items()
+        ),
+        *(
+            Row(f"{layer}.{feed_forward}.DenseReluDense.{theirs}", f"{stack}.layers.{{layer}}.mlp.{ours}")
+            for theirs, ours in mlp.items()
+        ),
+        Row(f"{layer}.{feed_forward}.layer_norm", f"{stack}.layers.{{layer}}.mlp_norm"),
+        Row(f"{stack}.final_layer_norm", f"{stack}.norm"),
+        Row(f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias", f"{stack}.position_bias.table"),
+    )
+
+
+def scaled(scaling: float, ours: Mapping[str, Any]) -> bool:
+    """Of logits: by the root of the width, or not at all."""
+    if scaling not in (1.0, ours["hidden_size"] ** 0.5):
+        raise KeyError(1.0, ours["hidden_size"] ** 0.5)
+    return scaling != 1.0
+
+
+# A gated GELU is the one that is approximated by a hyperbolic tangent.
+FEED_FORWARD = {
+    "gated-gelu": "gated-gelu_new",
+    **{f"gated-{name}": gated for name, gated in GATED.items() if name != "gelu"},
+    **ACTIVATIONS,
+}
+
+
+def like_t5(native: str, prefix: str, fields: tuple[Field, ...] = ()) -> Family:
+    return Family(
+        native=native,
+        config=ScratchSeq2SeqConfig,
+        rows=(*SEQ2SEQ_ROWS[:3], *t5_layers("encoder", 1), *t5_layers("decoder", 2)),
+        heads={
+            "": Head(f"{prefix}Model"),
+            "ConditionalGeneration": Head(f"{prefix}ForConditionalGeneration", SEQ2SEQ_HEAD[:1]),
+        },
+        fields=TOKENS
+        + same("relative_attention_num_buckets", "relative_attention_max_distance", "use_cache")
+        + same("decoder_start_token_id", "classifier_dropout")
+        + (
+            Field("d_model", "hidden_size"),
+            Field("d_kv", "head_dim"),
+            Field("d_ff", "intermediate_size"),
+            Field("num_layers", "encoder_layers"),
+            Field("num_decoder_layers", "decoder_layers"),
+            Field("num_heads", "num_attention_heads"),
+            Field("layer_norm_epsilon", "layer_norm_eps"),
+            *(Field("dropout_rate", name) for name in ("dropout", "attention_dropout", "activation_dropout")),
+            Field("vocab_size", "decoder_vocab_size"),
+            chosen("feed_forward_proj", "hidden_act", FEED_FORWARD),
+        )
+        + fields,
+        constants={
+            "num_key_value_heads": EQUAL_HEADS["num_key_value_heads"],
+            "value_head_dim": EQUAL_HEADS["value_head_dim"],
+            "attention_output_bias": EQUAL_HEADS["attention_output_bias"],
+            "position_embedding_type": "relative_bias",
+            "attention_multiplier": 1.0,
+        },
+        requires=NOT_QUANTIZED,
+        has_prefix=False,
+    )
+
+
+T5 = like_t5(
+    "t5",
+    "T5",
+    (
+        Field(
+            "scale_decoder_outputs",
+            "logits_scaling",
+            lambda is_scaled, theirs: theirs["d_model"] ** 0.5 if is_scaled else 1.0,
+            scaled,
+        ),
+    ),
+)
+MT5 = like_t5("mt5", "MT5")
