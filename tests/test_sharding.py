@@ -283,6 +283,14 @@ def test_processes_that_share_every_matrix_give_the_losses_of_one(outputs, proce
     ("model", "message"),
     [
         (
+            lambda: tiny.model(ScratchDecoderForCausalLM, position_embedding_type="relative_bias"),
+            "position_embedding_type relative_bias: cannot be",
+        ),
+        (
+            lambda: tiny.model(ScratchDecoderForCausalLM, use_qk_norm=True, qk_norm_across_heads=True),
+            "qk_norm_across_heads True: cannot be",
+        ),
+        (
             lambda: tiny.model(ScratchDecoderForCausalLM, num_key_value_heads=1),
             "num_key_value_heads 1: cannot be",
         ),
