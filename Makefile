@@ -7,8 +7,7 @@ READY := $(VENV)/.made-from-lock
 PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3.14 python3,$(if $(shell $(name) --version 2>/dev/null),$(name))))
 # A machine with a GPU has its own torch, and perhaps no network to make .venv with.
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
-# One thread a process: the models are small, and xdist already uses every core.
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+PYTEST = $(BIN)/python -m pytest
 EVERY_CORE := --numprocesses logical --maxprocesses 8 --dist worksteal
 
 # Older versions to be tested; the second is what machines with a GPU have, with the oldest torch that is allowed.

@@ -100,8 +100,8 @@ class RelativePositionBias(nn.Module):
         self.config, self.is_causal = config, is_causal
         self.table = nn.Embedding(config.relative_attention_num_buckets, config.num_attention_heads)
 
-    def forward(self, query_positions: Tensor, keys: int) -> Tensor:  # (T,) -> (1, H, T, S)
-        back = query_positions[:, None] - torch.arange(keys, device=query_positions.device)
+    def forward(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:  # (T,), (S,) -> (1, H, T, S)
+        back = query_positions[:, None] - key_positions
         distance, count = back.clamp(min=0), self.config.relative_attention_num_buckets
         first = torch.zeros_like(back)
         if not self.is_causal:

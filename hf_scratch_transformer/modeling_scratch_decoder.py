@@ -84,6 +84,12 @@ class ScratchDecoderForCausalLM(ScratchLanguageModel, ScratchGenerationMixin):
                 f"value_head_dim={self.config.value_head_dim} differs from head_dim={self.config.head_dim}: the cache "
                 "of continuous batching holds keys and values of one width; use generate"
             )
+        for name, is_there in {
+            "position_embedding_type='relative_bias'": self.model.position_bias is not None,
+            f"attn_logit_softcapping={self.config.attn_logit_softcapping}": self.config.attn_logit_softcapping,
+        }.items():
+            if is_there:
+                raise ValueError(f"{name}: the kernels of continuous batching leave it out; use generate")
         return super().init_continuous_batching(*args, **kwargs)
 
     @can_return_tuple

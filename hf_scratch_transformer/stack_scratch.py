@@ -204,7 +204,7 @@ class ScratchStack(ScratchPreTrainedModel):
             filled = None if type(cache) is DynamicCache and not past_length else cache  # one that has a say in masks
             masks = self.make_masks(inputs_embeds, attention_mask, position_ids, filled, kwargs)
             if self.position_bias is not None:
-                masks = {kind: self.add_bias(mask, inputs_embeds, past_length) for kind, mask in masks.items()}
+                masks = {kind: self.add_bias(kind, masks[kind], inputs_embeds, past_length, cache) for kind in masks}
         if position_ids is None:
             position_ids = self.default_positions(inputs_embeds, attention_mask, past_length)
         hidden_states = self.embeddings(inputs_embeds, position_ids, token_type_ids)
@@ -283,12 +283,20 @@ class ScratchStack(ScratchPreTrainedModel):
                 arguments["and_mask_function"] = packed_sequence_mask_function(documents)
         return {kind: MASKS[self.is_causal, kind](**arguments) for kind in kinds}
 
-    def add_bias(self, mask: Tensor | None, inputs_embeds: Tensor, past_length: int | Tensor) -> Tensor:
-        """To scores, beside the mask, if there is one."""
+    def add_bias(
+        self, kind: str, mask: Tensor | None, inputs_embeds: Tensor, past_length: int | Tensor, cache: Cache | None
+    ) -> Tensor:
+        """To scores, beside the mask of this kind of layer; where none was made, each token sees what is before it, or
+        an encoder's all."""
         assert self.position_bias is not None
-        length = inputs_embeds.shape[1]
-        queries = torch.arange(length, device=inputs_embeds.device) + past_length
-        bias = self.position_bias(queries, int(past_length + length) if mask is None else mask.shape[-1])
+        slots, first, device = inputs_embeds.shape[1], 0, inputs_embeds.device
+        queries = torch.arange(slots, device=device) + past_length
+        if cache is not None:  # has slots that are not filled yet, or has forgotten what was before a window
+            slots, first = cache.get_mask_sizes(slots, self.layer_types.index(kind))
+        keys = torch.arange(slots if mask is None else mask.shape[-1], device=device) + first
+        bias = self.position_bias(queries, keys)
+        if mask is None and self.is_causal:
+            mask = keys <= queries[:, None]
         if mask is None:
             return bias
         hidden = torch.finfo(bias.dtype).min

@@ -1,5 +1,6 @@
 """What a shell starts in the background ignores SIGINT, and so would every process that tests start and interrupt.
-Nothing is kept in the caches of whoever runs the tests."""
+Nothing is kept in the caches of whoever runs the tests. A process has one thread: the models are small, and what pytest
+runs side by side uses every core (with a thread for each core in each of them it takes a hundred times as long)."""
 
 import atexit
 import os
@@ -10,5 +11,6 @@ import tempfile
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is there
 os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="hf-home-")  # before anything reads it
 atexit.register(shutil.rmtree, os.environ["HF_HOME"], ignore_errors=True)

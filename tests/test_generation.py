@@ -279,7 +279,12 @@ def generate_batch(model: PreTrainedModel, prompts: list[list[int]], new: int) -
 @pytest.mark.parametrize(
     "overrides",
     [
-        *({"position_embedding_type": positions, "attn_implementation": "sdpa"} for positions in POSITIONS),
+        *(
+            {"position_embedding_type": positions, "attn_implementation": "sdpa"}
+            for positions in POSITIONS
+            if positions != "relative_bias"  # refused below
+        ),
+        {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4, "attn_implementation": "sdpa"},
         {"attn_implementation": "eager", "num_key_value_heads": 1, "use_qk_norm": True, "head_dim": 6},
     ],
     ids=lambda overrides: "-".join(map(str, overrides.values())),
@@ -292,10 +297,19 @@ def test_continuous_batching_generates_what_each_prompt_generates_alone(override
     assert generate_batch(model, prompts, new=6) == alone
 
 
-def test_continuous_batching_refuses_values_of_another_width() -> None:
-    """Its cache holds keys and values of one width; left to itself it would log an error and return no tokens."""
-    model = talkative(ScratchDecoderForCausalLM, head_dim=6, value_head_dim=10)
-    with pytest.raises(ValueError, match=r"value_head_dim=10.*head_dim=6"):
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        # Its cache holds keys and values of one width; left to itself it would log an error and return no tokens.
+        ({"head_dim": 6, "value_head_dim": 10}, r"value_head_dim=10.*head_dim=6"),
+        # Its kernels would answer without them.
+        ({"position_embedding_type": "relative_bias"}, r"position_embedding_type='relative_bias'"),
+        ({"attn_logit_softcapping": 2.0}, r"attn_logit_softcapping=2\.0"),
+    ],
+)
+def test_continuous_batching_refuses_what_it_would_leave_out(overrides: dict[str, Any], message: str) -> None:
+    model = talkative(ScratchDecoderForCausalLM, **overrides)
+    with pytest.raises(ValueError, match=message):
         generate_batch(model, [[3, 4, 5], [6, 7]], new=2)
 
 

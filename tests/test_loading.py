@@ -27,7 +27,9 @@ from hf_scratch_transformer.tokenization import config_fields, train_tokenizer
 from tests import tiny
 
 PACKAGE = Path(scratch.__file__).parent
-COMMON = tuple(f"{name}_scratch.py" for name in ("configuration", "heads", "layers", "ops", "stack", "unpadding"))
+COMMON = tuple(
+    f"{name}_scratch.py" for name in ("configuration", "heads", "layers", "norms", "ops", "stack", "unpadding")
+)
 FAMILY_FILES = tuple(f"modeling_scratch_{family}.py" for family in tiny.FAMILIES)
 WRITING = ("cache_scratch.py", "generation_scratch.py")  # of families that write text
 SHIPPED = (*COMMON, *WRITING, *FAMILY_FILES)
