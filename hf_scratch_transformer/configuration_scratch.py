@@ -47,12 +47,13 @@ class NormPlacement(NamedTuple):
 
 
 class Positions(NamedTuple):
-    """How the place of a token enters: added to its embedding, from a trained table or from sinusoids, by turning
-    queries and keys, or added to scores."""
+    """How the place of a token enters: added to its embedding, from a trained table or from sinusoids; by turning
+    queries and keys; by what is added to scores."""
 
     is_added: bool = False
     has_table: bool = False  # whose length is a hard limit
     in_halves: bool = False  # all sines before all cosines
+    is_inclusive: bool = False  # the slowest of them has a wavelength of 10000 · 2π, rather than almost
     is_rotary: bool = False
     is_bias: bool = False
 
@@ -88,7 +89,9 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 POSITIONS = {
     "sinusoidal": Positions(is_added=True),  # the paper
     "sinusoidal_halves": Positions(is_added=True, in_halves=True),  # Marian
+    "sinusoidal_tensor2tensor": Positions(is_added=True, in_halves=True, is_inclusive=True),  # M2M-100
     "learned": Positions(is_added=True, has_table=True),  # BERT, GPT-2
+    "learned_relative_bias": Positions(is_added=True, has_table=True, is_bias=True),  # MPNet
     "rotary": Positions(is_rotary=True),  # Su et al., 2021
     "relative_bias": Positions(is_bias=True),  # T5
     "none": Positions(),
@@ -156,6 +159,10 @@ def _within(part: str, plan: dict[str, str]) -> dict[str, str]:
     return {f"{part}.{name}": style for name, style in plan.items()}
 
 
+def positions_that(flag: str) -> str:
+    return " or ".join(repr(name) for name, each in POSITIONS.items() if getattr(each, flag))
+
+
 def rotations(rope: dict[str, Any] | None) -> list[dict[str, Any]]:
     """The parameters of rotary positions, for each kind of block where they differ."""
     return [rope[kind] for kind in LAYER_TYPES if kind in rope] or [rope] if rope else []
@@ -192,14 +199,16 @@ class ScratchConfig(PreTrainedConfig):
     hidden_act: str = "gelu"  # of the feed-forward layer, in ACTIVATIONS
     position_embedding_type: str = "rotary"  # in POSITIONS
     max_position_embeddings: int = 512  # the longest sequence meant; a hard limit only for learned positions
-    position_offset: int = 0  # rows of the learned table before that of the first position (BART and RoBERTa have 2)
+    position_offset: int = 0  # of the first position, where they are added to embeddings (BART and RoBERTa have 2)
     rope_parameters: dict | None = None  # of rotary ones; types but "default" stretch the context of a trained model
     relative_attention_num_buckets: int = 32  # of distances that a relative bias tells apart
     relative_attention_max_distance: int = 128  # beyond which all are one
+    share_relative_attention_bias: bool = True  # among all blocks of a stack; else each has its own (UMT5)
     norm_type: str = "rms_norm"  # in NORMS
     norm_position: str = "pre"  # in NORM_PLACEMENTS
     layer_norm_eps: float = 1e-6  # of every norm
     norm_bias: bool = True  # of layer norms
+    first_norm: bool = True  # before attention in the first block, where that of the embeddings may do (ModernBERT)
     use_qk_norm: bool = False  # RMSNorm over queries and keys of each head (Henry et al., 2020; Qwen3)
     qk_norm_across_heads: bool = False  # over those of all heads together (OLMo 2)
     scale_embedding: bool = False  # token embeddings times sqrt(hidden_size), as in the paper
@@ -292,12 +301,20 @@ class ScratchConfig(PreTrainedConfig):
             )
         if groups > 0 and heads % groups:
             yield f"num_key_value_heads={groups} must divide num_attention_heads={heads}"
-        is_after = NORM_PLACEMENTS.get(self.norm_position, NormPlacement()).after
-        if is_after and self.initialization == "normal_zero_output" and self.transformers_version is None:
+        norms = NORM_PLACEMENTS.get(self.norm_position, NormPlacement())
+        if not self.first_norm and not norms.before:
+            yield f"first_norm=False needs norms before attention, which norm_position={self.norm_position!r} has not"
+        if norms.after and self.initialization == "normal_zero_output" and self.transformers_version is None:
             yield f"norm_position={self.norm_position!r} does not go with initialization='normal_zero_output'"
         positions = POSITIONS.get(kind := self.position_embedding_type, Positions())
-        if self.position_offset and not positions.has_table:
-            yield f"position_offset={self.position_offset} needs position_embedding_type='learned', got {kind!r}"
+        if self.position_offset and not positions.is_added:
+            these = positions_that("is_added")
+            yield f"position_offset={self.position_offset} needs position_embedding_type={these}, got {kind!r}"
+        if not self.share_relative_attention_bias and not positions.is_bias:
+            these = positions_that("is_bias")
+            yield f"share_relative_attention_bias=False needs position_embedding_type={these}, got {kind!r}"
+        if positions.is_inclusive and (self.hidden_size % 2 or self.hidden_size < 4):
+            yield f"hidden_size={self.hidden_size} must be even and at least 4 for position_embedding_type={kind!r}"
         buckets, far = self.relative_attention_num_buckets, self.relative_attention_max_distance
         if buckets < 4 or far <= buckets // 2:
             yield (
@@ -383,6 +400,7 @@ class ScratchEncoderConfig(ScratchStackConfig):
     # over the state of the first token (BERT has "tanh", DistilBERT's classifier "relu", ELECTRA's "gelu").
     pooler_act: str | None = None
     lm_head_transform: bool = False  # a dense layer, `hidden_act` and a norm before the masked-LM head (BERT)
+    lm_head_transform_bias: bool = True  # in its dense layer (ModernBERT has none)
 
 
 @strict

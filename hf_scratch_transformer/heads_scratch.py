@@ -68,12 +68,10 @@ class ScratchLanguageModel(ScratchPreTrainedModel):
     _fsdp_plan = {"lm_head": "keep_full_weight"}
     _tied_weights_keys = {"lm_head.weight": "model.embeddings.word_embeddings.weight"}
 
-    def __init__(
-        self, config: ScratchConfig, backbone: ScratchPreTrainedModel, vocab_size: int, has_transform: bool = False
-    ):
+    def __init__(self, config: ScratchConfig, backbone: ScratchPreTrainedModel, vocab_size: int):
         super().__init__(config)
         self.model = backbone
-        self.lm_transform = ScratchTransform(config) if has_transform else None
+        self.lm_transform = ScratchTransform(config) if getattr(config, "lm_head_transform", False) else None
         self.lm_head = nn.Linear(config.hidden_size, vocab_size, bias=config.lm_head_bias)
         self.post_init()
 
@@ -141,9 +139,9 @@ class ScratchLanguageModel(ScratchPreTrainedModel):
 class ScratchTransform(nn.Module):
     """BERT's last step before the vocabulary: a dense layer, the activation of the feed-forward layers, a norm."""
 
-    def __init__(self, config: ScratchConfig):
+    def __init__(self, config: Any):
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=config.lm_head_transform_bias)
         self.activation = ACTIVATIONS[config.hidden_act].function
         self.norm = make_norm(config)
 

@@ -35,18 +35,20 @@ class SinusoidalPositions(nn.Module):
     """The fixed positions of "Attention Is All You Need", section 3.5.
 
     `PE[pos, 2i] = sin(pos / 10000^(2i/D))` and `PE[pos, 2i+1] = cos(pos / 10000^(2i/D))`; an odd `D` drops the last
-    cosine. `in_halves` puts all sines before all cosines, as Marian does. Computed when asked for: there is no table
-    that could be too short, or be lost on the meta device.
+    cosine. `in_halves` puts all sines before all cosines, as Marian does; with `is_inclusive` the last exponent is 1,
+    as in tensor2tensor. Computed when asked for: there is no table that could be too short, or be lost on the meta
+    device.
     """
 
-    def __init__(self, dim: int, in_halves: bool = False):
+    def __init__(self, dim: int, in_halves: bool = False, is_inclusive: bool = False):
         super().__init__()
         self.dim, self.in_halves = dim, in_halves
+        self.last = dim - 2 if is_inclusive else dim
 
     def forward(self, position_ids: Tensor) -> Tensor:  # (B, T) -> (B, T, D)
         # At position 1000 an angle in single precision is off by 6e-5; Apple's GPUs have no other.
         dtype = torch.float32 if position_ids.device.type == "mps" else torch.float64
-        exponents = torch.arange(0, self.dim, 2, device=position_ids.device, dtype=dtype) / self.dim
+        exponents = torch.arange(0, self.dim, 2, device=position_ids.device, dtype=dtype) / self.last
         angles = position_ids[..., None] / 10000**exponents  # (B, T, D/2)
         waves = angles.sin(), angles.cos()
         table = torch.cat(waves, dim=-1) if self.in_halves else torch.stack(waves, dim=-1).flatten(-2)
@@ -100,8 +102,7 @@ class RelativePositionBias(nn.Module):
         self.config, self.is_causal = config, is_causal
         self.table = nn.Embedding(config.relative_attention_num_buckets, config.num_attention_heads)
 
-    def forward(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:  # (T,), (S,) -> (1, H, T, S)
-        back = query_positions[:, None] - key_positions
+    def forward(self, back: Tensor) -> Tensor:  # (T, S), from query to key -> (1, H, T, S)
         distance, count = back.clamp(min=0), self.config.relative_attention_num_buckets
         first = torch.zeros_like(back)
         if not self.is_causal:
@@ -169,7 +170,8 @@ class ScratchAttention(nn.Module):
         self.scaling = config.head_dim**-0.5 if config.attention_multiplier is None else config.attention_multiplier
         self.options = {} if config.attn_logit_softcapping is None else {"softcap": config.attn_logit_softcapping}
         if (kinds := getattr(config, "layer_types", None)) and kinds[layer_idx] == "sliding_attention":
-            self.options["sliding_window"] = config.sliding_window
+            # Kernels count a token itself; to each side of an encoder's it has so many besides.
+            self.options["sliding_window"] = config.sliding_window + (not is_causal)
         width, heads, groups = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
         output_bias = config.attention_bias if config.attention_output_bias is None else config.attention_output_bias
         self.q_proj = nn.Linear(width, heads * self.head_dim, bias=config.attention_bias)
@@ -286,6 +288,8 @@ class ScratchBlock(GradientCheckpointingLayer):
         self.placement = NORM_PLACEMENTS[config.norm_position]
         self.self_attn = ScratchAttention(config, layer_idx, is_causal)
         self.self_attn_norm, self.self_attn_output_norm = self.make_norms(config)
+        if layer_idx == 0 and not config.first_norm:
+            self.self_attn_norm = nn.Identity()
         self.cross_attn = self.cross_attn_norm = self.cross_attn_output_norm = None
         if has_encoder:
             self.cross_attn = ScratchAttention(config, layer_idx, is_causal=False)
@@ -361,7 +365,7 @@ class ScratchEmbeddings(nn.Module):
         if positions.has_table:
             self.position_embeddings = nn.Embedding(config.max_position_embeddings + self.position_offset, width)
         elif positions.is_added:
-            self.position_embeddings = SinusoidalPositions(width, positions.in_halves)
+            self.position_embeddings = SinusoidalPositions(width, positions.in_halves, positions.is_inclusive)
         types = getattr(config, "type_vocab_size", 0)  # a translator has none
         self.token_type_embeddings = nn.Embedding(types, width) if types else None
         self.norm = make_norm(config) if config.embedding_norm else None

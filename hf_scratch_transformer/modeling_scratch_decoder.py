@@ -85,7 +85,7 @@ class ScratchDecoderForCausalLM(ScratchLanguageModel, ScratchGenerationMixin):
                 "of continuous batching holds keys and values of one width; use generate"
             )
         for name, is_there in {
-            "position_embedding_type='relative_bias'": self.model.position_bias is not None,
+            f"position_embedding_type={self.config.position_embedding_type!r}": self.model.position_bias,
             f"attn_logit_softcapping={self.config.attn_logit_softcapping}": self.config.attn_logit_softcapping,
         }.items():
             if is_there:

@@ -88,7 +88,7 @@ class ScratchEncoderForMaskedLM(ScratchLanguageModel):
 
     def __init__(self, config: ScratchEncoderConfig):
         backbone = ScratchEncoderModel(config, is_pooled=False)
-        super().__init__(config, backbone, config.vocab_size, config.lm_head_transform)
+        super().__init__(config, backbone, config.vocab_size)
 
     @can_return_tuple
     def forward(

@@ -29,7 +29,7 @@ from transformers.utils import logging
 from transformers.utils.generic import TransformersKwargs
 from transformers.utils.output_capturing import OutputRecorder
 
-from .configuration_scratch import NORM_PLACEMENTS, POSITIONS, ScratchConfig
+from .configuration_scratch import NORM_PLACEMENTS, POSITIONS, ScratchConfig, positions_that
 from .layers_scratch import (
     RelativePositionBias,
     RotaryPositions,
@@ -116,7 +116,7 @@ class ScratchPreTrainedModel(PreTrainedModel):
         """The learned table of positions; a `ValueError` where there is none."""
         kind = self.config.position_embedding_type
         if not POSITIONS[kind].has_table:
-            raise ValueError(f"position_embedding_type={kind!r} has no table; only 'learned' has one")
+            raise ValueError(f"position_embedding_type={kind!r} has no table, only {positions_that('has_table')} has")
         return self.get_encoder().base_model.embeddings.position_embeddings
 
     def resize_position_embeddings(self, new_num_position_embeddings: int) -> None:
@@ -159,7 +159,8 @@ class ScratchStack(ScratchPreTrainedModel):
         turned = getattr(config, "no_rope_layers", None) or [self.positions.is_rotary] * depth
         self.turned_as = [kind if each else None for kind, each in zip(self.layer_types, turned, strict=True)]
         self.rotary = nn.ModuleDict({kind: RotaryPositions(config, kind) for kind in self.turned_as if kind})
-        self.position_bias = RelativePositionBias(config, is_causal) if self.positions.is_bias else None
+        tables = 0 if not self.positions.is_bias else 1 if config.share_relative_attention_bias else depth
+        self.position_bias = nn.ModuleList(RelativePositionBias(config, is_causal) for _ in range(tables))
         self.is_fixed = all(each.is_fixed for each in self.rotary.values())
         self.may_be_longer = not self.is_fixed  # than `max_position_embeddings`
         self.gradient_checkpointing = False
@@ -203,8 +204,6 @@ class ScratchStack(ScratchPreTrainedModel):
         if layout is None:
             filled = None if type(cache) is DynamicCache and not past_length else cache  # one that has a say in masks
             masks = self.make_masks(inputs_embeds, attention_mask, position_ids, filled, kwargs)
-            if self.position_bias is not None:
-                masks = {kind: self.add_bias(kind, masks[kind], inputs_embeds, past_length, cache) for kind in masks}
         if position_ids is None:
             position_ids = self.default_positions(inputs_embeds, attention_mask, past_length)
         hidden_states = self.embeddings(inputs_embeds, position_ids, token_type_ids)
@@ -230,9 +229,14 @@ class ScratchStack(ScratchPreTrainedModel):
             "past_key_values": past_key_values,
             **kwargs,
         }
+        biased, distances = masks, {}
+        if self.position_bias:
+            distances = {k: self.distances(k, masks[k], inputs_embeds, past_length, cache) for k in masks}
         # As many as the configuration says, which self-speculative decoding lowers for a while.
         for index, layer in zip(range(getattr(self.config, self.depth)), self.layers, strict=False):
-            mask, turn = masks[self.layer_types[index]], turns.get(self.turned_as[index])
+            if index < len(self.position_bias):  # one for all blocks, or one for each
+                biased = {k: self.add_bias(self.position_bias[index], distances[k], masks[k]) for k in masks}
+            mask, turn = biased[self.layer_types[index]], turns.get(self.turned_as[index])
             # What gradients flow into is passed by position, where reentrant checkpointing looks for it.
             hidden_states = layer(hidden_states, mask, encoder_hidden_states, position_embeddings=turn, **shared)
         if self.norm is not None:
@@ -250,7 +254,7 @@ class ScratchStack(ScratchPreTrainedModel):
         shows = ("output_attentions", "output_hidden_states")
         is_plain = self.config._attn_implementation in ("eager", "sdpa") and "sliding_attention" not in self.layer_types
         is_shown = any(kwargs.get(name, getattr(self.config, name, False)) for name in shows)
-        is_plain &= self.position_bias is None
+        is_plain &= not self.position_bias
         if not (is_padded or is_packed) or not is_plain or is_shown or is_compiling_or_tracing():
             return None
         if is_packed:
@@ -283,24 +287,26 @@ class ScratchStack(ScratchPreTrainedModel):
                 arguments["and_mask_function"] = packed_sequence_mask_function(documents)
         return {kind: MASKS[self.is_causal, kind](**arguments) for kind in kinds}
 
-    def add_bias(
+    def distances(
         self, kind: str, mask: Tensor | None, inputs_embeds: Tensor, past_length: int | Tensor, cache: Cache | None
     ) -> Tensor:
-        """To scores, beside the mask of this kind of layer; where none was made, each token sees what is before it, or
-        an encoder's all."""
-        assert self.position_bias is not None
+        """How far each key that a kind of layer sees is behind each query (T, S); negative if it is ahead."""
         slots, first, device = inputs_embeds.shape[1], 0, inputs_embeds.device
         queries = torch.arange(slots, device=device) + past_length
         if cache is not None:  # has slots that are not filled yet, or has forgotten what was before a window
             slots, first = cache.get_mask_sizes(slots, self.layer_types.index(kind))
         keys = torch.arange(slots if mask is None else mask.shape[-1], device=device) + first
-        bias = self.position_bias(queries, keys)
+        return queries[:, None] - keys
+
+    def add_bias(self, bias: nn.Module, distances: Tensor, mask: Tensor | None) -> Tensor:
+        """(1, H, T, S), or (B, H, T, S). Without a mask a token sees what is before it, or an encoder's all."""
+        scores = bias(distances)
         if mask is None and self.is_causal:
-            mask = keys <= queries[:, None]
+            mask = distances >= 0
         if mask is None:
-            return bias
-        hidden = torch.finfo(bias.dtype).min
-        return torch.where(mask, bias, hidden) if mask.dtype == torch.bool else (bias + mask).clamp(min=hidden)
+            return scores
+        hidden = torch.finfo(scores.dtype).min
+        return torch.where(mask, scores, hidden) if mask.dtype == torch.bool else (scores + mask).clamp(min=hidden)
 
     def default_positions(self, inputs_embeds: Tensor, attention_mask: Any, past_length: int | Tensor) -> Tensor:
         """0, 1, 2, ... along each row (B or 1, T). Absolute positions count from the first real token, so that padding

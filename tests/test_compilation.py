@@ -18,6 +18,7 @@ from hf_scratch_transformer import (
     ScratchEncoderModel,
     ScratchSeq2SeqForConditionalGeneration,
 )
+from hf_scratch_transformer.configuration_scratch import POSITIONS
 from hf_scratch_transformer.layers_scratch import ScratchBlock
 from tests import tiny
 
@@ -141,7 +142,7 @@ def test_flex_equals_eager(model_class: type[PreTrainedModel], padding: str | No
 
 
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
-@pytest.mark.parametrize("positions", ["rotary", "sinusoidal", "learned", "none"])
+@pytest.mark.parametrize("positions", POSITIONS)
 @pytest.mark.parametrize("model_class", [ScratchEncoderModel, ScratchDecoderModel], ids=tiny.family)
 @torch.no_grad()
 def test_packed_documents_equal_each_alone(model_class: type[PreTrainedModel], positions: str, backend: str) -> None:

@@ -72,7 +72,16 @@ def test_rope_parameters_belong_to_rotary_positions():
         ({"max_position_embeddings": 0}, "max_position_embeddings=0 must be at least 1"),
         ({"pad_token_id": 32000}, "pad_token_id=32000 must lie within the vocabulary, 0 to 31999"),
         ({"eos_token_id": [2, -1]}, r"eos_token_id=\[2, -1\] must lie within the vocabulary"),
-        ({"position_offset": 2}, "position_offset=2 needs position_embedding_type='learned'"),
+        ({"position_offset": 2}, "position_offset=2 needs position_embedding_type='sinusoidal' or .*, got 'rotary'"),
+        (
+            {"share_relative_attention_bias": False},
+            "share_relative_attention_bias=False needs .*'learned_relative_bias' or 'relative_bias', got 'rotary'",
+        ),
+        ({"first_norm": False, "norm_position": "post"}, "first_norm=False needs norms before .*norm_position='post'"),
+        (
+            {"position_embedding_type": "sinusoidal_tensor2tensor", "hidden_size": 7, "num_attention_heads": 1},
+            "hidden_size=7 must be even and at least 4 for position_embedding_type='sinusoidal_tensor2tensor'",
+        ),
         ({"position_offset": -1}, "position_offset=-1 must be at least 0"),
         ({"rope_parameters": {"rope_type": "yarm"}}, "rope_type='yarm' must be 'default' or in"),
         ({"rope_parameters": {"rope_theta": 0.0}}, "rope_theta must be above 0"),

@@ -9,6 +9,7 @@ from torch.testing import assert_close
 from transformers import DynamicCache, PreTrainedModel
 
 import hf_scratch_transformer as scratch
+from hf_scratch_transformer.configuration_scratch import POSITIONS
 
 from . import tiny
 
@@ -389,7 +390,7 @@ def test_choices_without_their_dimension_are_refused():
 # What goes in
 
 
-@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", "none"])
+@pytest.mark.parametrize("positions", POSITIONS)
 @pytest.mark.parametrize("head", CLASSIFIERS)
 def test_left_and_right_padded_inputs_classify_the_same(head, positions):
     model = tiny.model(head, position_embedding_type=positions)

@@ -23,6 +23,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModel, PreTrainedModel, pipeline
 
 import hf_scratch_transformer as scratch
+from hf_scratch_transformer.configuration_scratch import POSITIONS
 from hf_scratch_transformer.tokenization import config_fields, train_tokenizer
 from tests import tiny
 
@@ -580,7 +581,7 @@ def test_half_precision(model_class: type[PreTrainedModel], dtype: torch.dtype, 
         assert_same(again, half)
 
 
-@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", "none"])
+@pytest.mark.parametrize("positions", POSITIONS)
 @pytest.mark.parametrize("model_class", tiny.MODELS, ids=names)
 def test_a_model_made_on_the_meta_device_has_all_it_needs_in_its_checkpoint(
     model_class: type[PreTrainedModel], positions: str

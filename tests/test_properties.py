@@ -20,6 +20,7 @@ from transformers.cache_utils import Cache, QuantizedLayer
 
 import hf_scratch_transformer as scratch
 from hf_scratch_transformer import cache_scratch
+from hf_scratch_transformer.configuration_scratch import POSITIONS
 
 from . import tiny
 
@@ -113,7 +114,7 @@ LOSS_CASES = st.builds(
     count=st.sampled_from([None, 7]),
     numbers=st.sampled_from(["float32", "float64", "bfloat16", "autocast"]),
     backend=st.sampled_from(["sdpa", "eager"]),
-    positions=st.sampled_from(["rotary", "learned", "sinusoidal", "none"]),
+    positions=st.sampled_from(list(POSITIONS)),
     window=st.sampled_from([None, None, 3]),
     bias=st.booleans(),
     compiled=st.sampled_from([False] * 19 + [True]),
@@ -308,7 +309,7 @@ CACHE_CASES = st.builds(
     packed=st.booleans(),
     gradients=st.booleans(),
     backend=st.sampled_from(["sdpa", "eager"]),
-    positions=st.sampled_from(["rotary", "learned", "sinusoidal", "none"]),
+    positions=st.sampled_from(list(POSITIONS)),
     window=st.sampled_from([None, None, 3]),
     seed=st.integers(0, 99),
 )

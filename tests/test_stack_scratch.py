@@ -10,6 +10,7 @@ from torch.testing import assert_close
 from transformers import AttentionInterface, LlamaConfig, LlamaModel, MistralConfig, MistralForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import create_causal_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_scratch_transformer import (
     ScratchDecoderConfig,
@@ -567,6 +568,24 @@ def test_each_layer_sees_what_its_kind_sees(model_class, backend, packed):
 
 
 @pytest.mark.parametrize("model_class", [ScratchEncoderModel, ScratchDecoderModel], ids=tiny.family)
+def test_kernels_are_told_of_a_window_as_masks_are(model_class, monkeypatch):
+    """Those that make no mask (FlashAttention's) count the token itself in a window, to either side."""
+    seen, length = [], 10
+
+    def kernel(module, query, key, value, attention_mask, sliding_window=None, **kwargs):
+        i, j = torch.meshgrid(torch.arange(length), torch.arange(length), indexing="ij")
+        seen.append((i - j < sliding_window) & (j <= i) if module.is_causal else abs(i - j) < sliding_window)
+        return query.transpose(1, 2), None
+
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "a_kernel", kernel)
+    model = tiny.model(model_class, layer_types=["sliding_attention"] * 2, sliding_window=3)
+    model.config._attn_implementation = "a_kernel"
+    model(tiny.tokens(40, 1, length))
+    i, j = torch.meshgrid(torch.arange(length), torch.arange(length), indexing="ij")
+    assert len(seen) == 2 and all(torch.equal(each, SEES[model.is_causal](i, j)) for each in seen)
+
+
+@pytest.mark.parametrize("model_class", [ScratchEncoderModel, ScratchDecoderModel], ids=tiny.family)
 def test_packed_documents_in_sliding_layers_equal_each_alone(model_class):
     model = tiny.model(model_class)
     model.config.sliding_window = 3
@@ -581,8 +600,7 @@ def test_packed_documents_in_sliding_layers_equal_each_alone(model_class):
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_a_cache_for_layers_of_two_kinds(cache):
-    """Caches learn the kinds from the configuration. For a static one `generate` makes a dictionary of masks, which
-    the stack does not take yet."""
+    """Caches learn the kinds from the configuration; for a static one `generate` makes a mask for each."""
     _, model = mistral_and_ours()
     model.config.layer_types = model.model.layer_types = ["full_attention", "sliding_attention"]
     options = {"max_new_tokens": 10, "do_sample": False, "eos_token_id": None, "disable_compile": True}

@@ -44,6 +44,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
+from hf_scratch_transformer.configuration_scratch import POSITIONS
 from hf_scratch_transformer.files import write_text
 
 from .sections import RecipeError
@@ -198,9 +199,10 @@ def split(model: PreTrainedModel, mesh: DeviceMesh) -> list[nn.Module]:
         raise RecipeError(f"model: {kind} declares no plan of tensor parallelism: --parallelism_config_tp_size 1")
     if unknown := sorted({style for style in plan.values() if style not in STYLES and style != PARTIAL}):
         raise RecipeError(f"model: {kind} is split in ways that training does not know: {', '.join(unknown)}")
-    alone = {"qk_norm_across_heads": True, "position_embedding_type": "relative_bias"}
-    for name, value in alone.items():  # what all heads have together
-        if getattr(model.config, name, None) == value:
+    biases = {name for name, positions in POSITIONS.items() if positions.is_bias}
+    names: dict[str, set] = {"qk_norm_across_heads": {True}, "position_embedding_type": biases}
+    for name, alone in names.items():
+        if (value := getattr(model.config, name, None)) in alone:  # what all heads have together
             raise RecipeError(f"model.{name} {value}: cannot be shared out among {count} processes")
     for name in HEADS:
         if (heads := getattr(model.config, name, None) or count) % count:

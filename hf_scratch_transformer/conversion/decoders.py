@@ -4,18 +4,19 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..configuration_scratch import ScratchDecoderConfig, rotary_dim
+from ..configuration_scratch import LAYER_TYPES, ScratchDecoderConfig, rotary_dim
 from .shared import (
     ACTIVATIONS,
     ANY_BIAS,
-    CLASSIFIER,
     EQUAL_HEADS,
     GATED,
     NATIVE,
     NO_BIAS,
     NOT_QUANTIZED,
+    QKV,
     QUESTIONS,
     TOKENS,
+    USE_BIAS,
     WITH_BIASES,
 )
 from .tables import (
@@ -25,7 +26,7 @@ from .tables import (
     Head,
     Interleaved,
     Joined,
-    JoinedByHead,
+    JoinedByGroup,
     Requirement,
     Row,
     Transform,
@@ -37,11 +38,13 @@ from .tables import (
 )
 
 
-def decoder_heads(prefix: str, lm_head: str = "lm_head", tokens: str = "score") -> dict[str, Head]:
+def decoder_heads(
+    prefix: str, lm_head: str = "lm_head", tokens: str = "score", causal: str = "ForCausalLM"
+) -> dict[str, Head]:
     """Those that decoders name alike, as far as transformers has them."""
     heads = {
         "": Head(f"{prefix}Model", constants=NO_BIAS),
-        "CausalLM": Head(f"{prefix}ForCausalLM", (Row(lm_head, "lm_head"),), NO_BIAS),
+        "CausalLM": Head(f"{prefix}{causal}", (Row(lm_head, "lm_head"),), NO_BIAS),
         "SequenceClassification": Head(f"{prefix}ForSequenceClassification", (Row("score", "classifier"),), NO_BIAS),
         "TokenClassification": Head(f"{prefix}ForTokenClassification", (Row(tokens, "classifier"),), ANY_BIAS),
         "QuestionAnswering": Head(f"{prefix}ForQuestionAnswering", QUESTIONS, ANY_BIAS),
@@ -60,7 +63,7 @@ GPT2 = Family(
         Row("h.{layer}.ln_1", "layers.{layer}.self_attn_norm"),
         Row(
             "h.{layer}.attn.c_attn",
-            tuple(f"layers.{{layer}}.self_attn.{name}_proj" for name in ("q", "k", "v")),
+            QKV,
             Fused(),
         ),
         Row("h.{layer}.attn.c_proj", "layers.{layer}.self_attn.o_proj", Transposed()),
@@ -69,13 +72,7 @@ GPT2 = Family(
         Row("h.{layer}.mlp.c_proj", "layers.{layer}.mlp.down_proj", Transposed()),
         Row("ln_f", "norm"),
     ),
-    heads={
-        "": Head("GPT2Model", constants=NO_BIAS),
-        "CausalLM": Head("GPT2LMHeadModel", (Row("lm_head", "lm_head"),), NO_BIAS),
-        "SequenceClassification": Head("GPT2ForSequenceClassification", (Row("score", "classifier"),), NO_BIAS),
-        "TokenClassification": Head("GPT2ForTokenClassification", CLASSIFIER, ANY_BIAS),
-        "QuestionAnswering": Head("GPT2ForQuestionAnswering", QUESTIONS, ANY_BIAS),
-    },
+    heads=decoder_heads("GPT2", tokens="classifier", causal="LMHeadModel"),
     fields=TOKENS
     + same("initializer_range", "use_cache")
     + (
@@ -97,6 +94,8 @@ GPT2 = Family(
         "scale_attn_weights": only(True),
         "scale_attn_by_inverse_layer_idx": only(False),
     },
+    taken_as={"GPT2DoubleHeadsModel": "CausalLM"},
+    left_out=("multiple_choice_head.",),
 )
 
 # OPT (Zhang et al., 2022) and BioGPT (Luo et al., 2022): GPT-2 with matrices of their own for queries, keys and values
@@ -207,7 +206,8 @@ LLAMA_CONSTANTS: Mapping[str, Any] = {
     "position_embedding_type": "rotary",
 }
 NO_EXPERTS = {"num_experts": only(None, 0), "num_local_experts": only(None, 0)}
-LLAMA_REQUIRES = {**NOT_QUANTIZED, **NO_EXPERTS, "layer_types": every("full_attention"), **FULL_ROTATION}
+ANY_ROTATION: Mapping[str, Requirement] = {"layer_types": every("full_attention")}
+LLAMA_REQUIRES = {**ANY_ROTATION, **FULL_ROTATION}
 RMS_EPS = (Field("rms_norm_eps", "layer_norm_eps"),)
 LAYER_EPS = same("layer_norm_eps")
 LLAMA_FIELDS = TOKENS + same(
@@ -247,7 +247,7 @@ def like_llama(
         heads=heads or decoder_heads(prefix),
         fields=tuple(option for option in LLAMA_FIELDS if option.theirs != without) + eps + act + fields,
         constants={**LLAMA_CONSTANTS, **constants},
-        requires=LLAMA_REQUIRES if requires is None else {**NOT_QUANTIZED, **NO_EXPERTS, **requires},
+        requires={**NOT_QUANTIZED, **NO_EXPERTS, **(LLAMA_REQUIRES if requires is None else requires)},
         written=written or {},
         saved_as=saved_as or {},
     )
@@ -278,7 +278,7 @@ ARCEE = like_llama("arcee", "Arcee", FREE_HEADS + SEPARATE_BIASES, {}, rows=NO_G
 
 # Blocks of several kinds, or all of one
 
-LAYER_TYPES = same("layer_types", "sliding_window")
+BY_KIND = same("layer_types", "sliding_window")
 
 
 def window_of_all(kinds: Sequence[str], ours: Mapping[str, Any]) -> int | None:
@@ -297,32 +297,28 @@ ONE_WINDOW = (
     Field("sliding_window", "sliding_window", back=lambda window, ours: window_of_all(ours["layer_types"], ours)),
 )
 USE_WINDOW = {"use_sliding_window": lambda config: "sliding_attention" in config.layer_types}
-KINDS_REQUIRE = {"layer_types": Requirement("full_attention or sliding_attention", lambda kinds, _: are_known(kinds))}
-
-
-def are_known(kinds: Sequence[str] | None) -> bool:
-    return set(kinds or ()) <= {"full_attention", "sliding_attention"}
-
-
+KINDS_REQUIRE = {
+    "layer_types": Requirement(" or ".join(LAYER_TYPES), lambda kinds, _: set(kinds or ()) <= set(LAYER_TYPES))
+}
 OF_KINDS = {**KINDS_REQUIRE, **FULL_ROTATION}
-MISTRAL = like_llama("mistral", "Mistral", FREE_HEADS + ONE_WINDOW, {}, {**LLAMA_REQUIRES})
-MINISTRAL = like_llama("ministral", "Ministral", FREE_HEADS + LAYER_TYPES, {}, OF_KINDS)
+MISTRAL = like_llama("mistral", "Mistral", FREE_HEADS + ONE_WINDOW, {})
+MINISTRAL = like_llama("ministral", "Ministral", FREE_HEADS + BY_KIND, {}, OF_KINDS)
 QWEN2 = like_llama(
     "qwen2",
     "Qwen2",
-    LAYER_TYPES,
+    BY_KIND,
     {**EQUAL_WIDTHS, "attention_bias": True, "attention_output_bias": False},
     {**OF_KINDS, **DERIVED_HEADS},
     USE_WINDOW,
 )
 QWEN3 = like_llama(
-    "qwen3", "Qwen3", FREE_HEADS + same("attention_bias") + LAYER_TYPES, {"use_qk_norm": True}, OF_KINDS, USE_WINDOW
+    "qwen3", "Qwen3", FREE_HEADS + same("attention_bias") + BY_KIND, {"use_qk_norm": True}, OF_KINDS, USE_WINDOW
 )
 SMOLLM3 = like_llama(
     "smollm3",
     "SmolLM3",
     SEPARATE_BIASES
-    + LAYER_TYPES
+    + BY_KIND
     + (
         Field(
             "no_rope_layers",
@@ -344,9 +340,7 @@ REORDERED_ROWS = (*ENDS, *ATTENTION_ROWS, *MLP_ROWS, *OUTPUT_NORMS)
 REORDERED = {**EQUAL_WIDTHS, "norm_position": "reordered", "use_qk_norm": True}
 ACROSS_HEADS = {**REORDERED, "qk_norm_across_heads": True}
 OLMO2 = like_llama("olmo2", "Olmo2", same("attention_bias"), ACROSS_HEADS, rows=REORDERED_ROWS)
-OLMO3 = like_llama(
-    "olmo3", "Olmo3", same("attention_bias") + LAYER_TYPES, ACROSS_HEADS, KINDS_REQUIRE, rows=REORDERED_ROWS
-)
+OLMO3 = like_llama("olmo3", "Olmo3", same("attention_bias") + BY_KIND, ACROSS_HEADS, KINDS_REQUIRE, rows=REORDERED_ROWS)
 
 
 def turned_in_windows(always: bool) -> Field:
@@ -367,7 +361,7 @@ def turned_in_windows(always: bool) -> Field:
 
 
 EXAONE4 = like_llama(
-    "exaone4", "Exaone4", LAYER_TYPES + (turned_in_windows(False),), REORDERED, OF_KINDS, rows=REORDERED_ROWS
+    "exaone4", "Exaone4", BY_KIND + (turned_in_windows(False),), REORDERED, OF_KINDS, rows=REORDERED_ROWS
 )
 
 
@@ -392,7 +386,7 @@ def scalar_of(multiplier: float | None, ours: Mapping[str, Any]) -> int:
 GEMMA2_FIELDS = (
     *FREE_HEADS,
     *same("attention_bias", "final_logit_softcapping"),
-    *LAYER_TYPES,
+    *BY_KIND,
     Field("query_pre_attn_scalar", "attention_multiplier", lambda scalar, _: scalar**-0.5, scalar_of),
 )
 GEMMA2_ACT = (chosen("hidden_activation", "hidden_act", GATED),)
@@ -462,19 +456,18 @@ PHI3 = like_llama(
     "Phi3",
     ONE_WINDOW + RESIDUAL_DROPOUTS,
     EQUAL_WIDTHS,
-    {"layer_types": every("full_attention")},
+    ANY_ROTATION,
     rows=(
         *(*ENDS, *JOINED_MLP, *PRE_NORMS),
         Row(
             "layers.{layer}.self_attn.qkv_proj",
-            tuple(f"layers.{{layer}}.self_attn.{name}_proj" for name in ("q", "k", "v")),
+            QKV,
             joined_heads,
         ),
         Row("layers.{layer}.self_attn.o_proj", "layers.{layer}.self_attn.o_proj"),
     ),
 )
 NO_OUTPUT_BIAS = {"attention_output_bias": False}
-ANY_ROTATION: Mapping[str, Requirement] = {"layer_types": every("full_attention")}
 GLM = like_llama(
     "glm",
     "Glm",
@@ -506,7 +499,7 @@ HELIUM = like_llama(
 ERNIE45 = like_llama(
     "ernie4_5",
     "Ernie4_5",
-    FREE_HEADS + tuple(Field("use_bias", name) for name in ("attention_bias", "mlp_bias")),
+    FREE_HEADS + USE_BIAS,
     {},
     rows=NEIGHBOURS,
     without="attention_dropout",
@@ -537,9 +530,7 @@ LAYER_NORM = {"norm_type": "layer_norm"}
 STARCODER2 = like_llama(
     "starcoder2",
     "Starcoder2",
-    ONE_WINDOW
-    + tuple(Field("use_bias", name) for name in ("attention_bias", "mlp_bias"))
-    + (Field("residual_dropout", "dropout"), Field("embedding_dropout", "dropout")),
+    ONE_WINDOW + USE_BIAS + (Field("residual_dropout", "dropout"), Field("embedding_dropout", "dropout")),
     {**EQUAL_WIDTHS, **LAYER_NORM},
     {**LLAMA_REQUIRES, **DERIVED_HEADS},
     rows=(
@@ -609,14 +600,20 @@ COHERE = like_llama(
 COHERE2 = like_llama(
     "cohere2",
     "Cohere2",
-    COHERE_FIELDS + LAYER_TYPES + (turned_in_windows(True),),
+    COHERE_FIELDS + BY_KIND + (turned_in_windows(True),),
     COHERE_CONSTANTS,
     {**OF_KINDS, **DERIVED_HEADS},
     rows=COHERE_ROWS,
     eps=LAYER_EPS,
 )
 
-# GPT-NeoX (Black et al., 2022; Pythia, Biderman et al., 2023) and GPT-J (Wang & Komatsuzaki, 2021)
+# GPT-NeoX (Black et al., 2022; Pythia, Biderman et al., 2023), Falcon (Almazrouei et al., 2023) and GPT-J (Wang &
+# Komatsuzaki, 2021)
+
+
+def by_group(config: Any) -> JoinedByGroup:
+    return JoinedByGroup(config.num_attention_heads, config.num_key_value_heads)
+
 
 GPT_NEOX = like_llama(
     "gpt_neox",
@@ -634,8 +631,8 @@ GPT_NEOX = like_llama(
         *PRE_NORMS,
         Row(
             "layers.{layer}.attention.query_key_value",
-            tuple(f"layers.{{layer}}.self_attn.{name}_proj" for name in ("q", "k", "v")),
-            lambda ours: JoinedByHead(ours.num_attention_heads),
+            QKV,
+            by_group,
         ),
         Row("layers.{layer}.attention.dense", "layers.{layer}.self_attn.o_proj"),
         Row("layers.{layer}.mlp.dense_h_to_4h", "layers.{layer}.mlp.up_proj"),
@@ -646,6 +643,86 @@ GPT_NEOX = like_llama(
     heads=decoder_heads("GPTNeoX", tokens="classifier"),
     without="num_key_value_heads",
     saved_as={"lm_head.": "embed_out."},
+)
+
+
+# The later models ("new" ones) have groups of heads, and two norms for what is side by side, or one.
+
+
+def norms_of(is_parallel: bool, theirs: Mapping[str, Any]) -> str:
+    if not is_parallel:
+        return "pre"
+    count = theirs["num_ln_in_parallel_attn"] or 2
+    return "parallel" if theirs["new_decoder_architecture"] and count == 2 else "parallel_shared"
+
+
+def is_parallel(norm_position: str, ours: Mapping[str, Any]) -> bool:
+    known = {"parallel": True, "parallel_shared": True}
+    if ours["num_key_value_heads"] in (1, ours["num_attention_heads"]):
+        known["pre"] = False
+    if norm_position not in known:
+        raise KeyError(*known)
+    return known[norm_position]
+
+
+def is_new(config: Any) -> bool:
+    return config.norm_position == "parallel" or config.num_key_value_heads not in (1, config.num_attention_heads)
+
+
+def groups_of(groups: int, theirs: Mapping[str, Any]) -> int:
+    if theirs["new_decoder_architecture"]:
+        return groups
+    return 1 if theirs["multi_query"] else theirs["num_attention_heads"]
+
+
+FALCON = Family(
+    native="falcon",
+    config=ScratchDecoderConfig,
+    rows=(
+        Row("word_embeddings", "embeddings.word_embeddings"),
+        Row("ln_f", "norm"),
+        *(
+            Row(f"h.{{layer}}.{theirs}", f"layers.{{layer}}.{ours}")
+            for theirs, ours in (
+                *(("input_layernorm", "self_attn_norm"), ("post_attention_layernorm", "mlp_norm")),
+                *(("ln_attn", "self_attn_norm"), ("ln_mlp", "mlp_norm")),
+                *(("self_attention.dense", "self_attn.o_proj"),),
+                *(("mlp.dense_h_to_4h", "mlp.up_proj"), ("mlp.dense_4h_to_h", "mlp.down_proj")),
+            )
+        ),
+        Row("h.{layer}.self_attention.query_key_value", QKV, by_group),
+    ),
+    heads=decoder_heads("Falcon", tokens="classifier"),
+    fields=TOKENS
+    + same("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings", "rope_parameters")
+    + same("initializer_range", "attention_dropout", "use_cache")
+    + (
+        Field("num_kv_heads", "num_key_value_heads", groups_of),
+        Field("ffn_hidden_size", "intermediate_size"),
+        Field("layer_norm_epsilon", "layer_norm_eps"),
+        Field("hidden_dropout", "dropout"),
+        *(Field("bias", name) for name in ("attention_bias", "mlp_bias")),
+        chosen("activation", "hidden_act", ACTIVATIONS),
+        Field("parallel_attn", "norm_position", norms_of, is_parallel),
+    ),
+    constants={
+        **{name: value for name, value in EQUAL_HEADS.items() if name != "num_key_value_heads"},
+        **LAYER_NORM,
+        "position_embedding_type": "rotary",
+    },
+    requires={
+        **NOT_QUANTIZED,
+        **FULL_ROTATION,
+        "alibi": only(False),
+        "new_decoder_architecture": Requirement(
+            "with parallel_attn=True", lambda new, theirs: not new or theirs["parallel_attn"]
+        ),
+    },
+    written={
+        "new_decoder_architecture": is_new,
+        "multi_query": lambda config: config.num_key_value_heads == 1,
+        "num_ln_in_parallel_attn": lambda config: 1 + (config.norm_position == "parallel") if is_new(config) else None,
+    },
 )
 
 

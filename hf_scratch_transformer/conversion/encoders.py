@@ -4,9 +4,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..configuration_scratch import ScratchEncoderConfig
-from .decoders import LLAMA, LLAMA_CONSTANTS, LLAMA_REQUIRES, LLAMA_ROWS
-from .shared import ACTIVATIONS, CHOICES, CLASSIFIER, DENSE_CLASSIFIER, NOT_QUANTIZED, QUESTIONS, TOKENS, WITH_BIASES
-from .tables import Family, Field, Head, OneOf, Row, chosen, only, same
+from .decoders import KINDS_REQUIRE, LLAMA, LLAMA_CONSTANTS, LLAMA_ROWS
+from .shared import (
+    ACTIVATIONS,
+    CHOICES,
+    CLASSIFIER,
+    DENSE_CLASSIFIER,
+    EQUAL_HEADS,
+    GATED,
+    NOT_QUANTIZED,
+    PADDING_FIRST,
+    QKV,
+    QUESTIONS,
+    TOKENS,
+    UNGATED,
+    WITH_BIASES,
+)
+from .tables import Family, Field, Head, Joined, OneOf, Requirement, Row, chosen, only, same
 
 # Encoders: BERT (Devlin et al., 2019), RoBERTa (Liu et al., 2019), DistilBERT (Sanh et al., 2019), and
 # ELECTRA (Clark et al., 2020)
@@ -31,31 +45,36 @@ ENCODER_EMBEDDINGS = (
     Row("embeddings.token_type_embeddings", "embeddings.token_type_embeddings"),
     Row("embeddings.LayerNorm", "embeddings.norm"),
 )
-BERT_ROWS = (
-    *ENCODER_EMBEDDINGS,
-    Row("encoder.layer.{layer}.attention.self.query", "layers.{layer}.self_attn.q_proj"),
-    Row("encoder.layer.{layer}.attention.self.key", "layers.{layer}.self_attn.k_proj"),
-    Row("encoder.layer.{layer}.attention.self.value", "layers.{layer}.self_attn.v_proj"),
-    Row("encoder.layer.{layer}.attention.output.dense", "layers.{layer}.self_attn.o_proj"),
-    Row("encoder.layer.{layer}.attention.output.LayerNorm", "layers.{layer}.self_attn_norm"),
-    Row("encoder.layer.{layer}.intermediate.dense", "layers.{layer}.mlp.up_proj"),
-    Row("encoder.layer.{layer}.output.dense", "layers.{layer}.mlp.down_proj"),
-    Row("encoder.layer.{layer}.output.LayerNorm", "layers.{layer}.mlp_norm"),
-    Row("pooler.dense", "pooler.dense"),
-)
-BERT_FIELDS = same(
+
+
+def bert_rows(*attention: str) -> tuple[Row, ...]:
+    """With what it calls the matrices of attention, and the norm after it."""
+    ours = ("q_proj", "k_proj", "v_proj", "o_proj")
+    *matrices, norm = (f"encoder.layer.{{layer}}.attention.{name}" for name in attention)
+    return (
+        *ENCODER_EMBEDDINGS,
+        *(Row(theirs, f"layers.{{layer}}.self_attn.{name}") for theirs, name in zip(matrices, ours, strict=True)),
+        Row(norm, "layers.{layer}.self_attn_norm"),
+        Row("encoder.layer.{layer}.intermediate.dense", "layers.{layer}.mlp.up_proj"),
+        Row("encoder.layer.{layer}.output.dense", "layers.{layer}.mlp.down_proj"),
+        Row("encoder.layer.{layer}.output.LayerNorm", "layers.{layer}.mlp_norm"),
+        Row("pooler.dense", "pooler.dense"),
+    )
+
+
+BERT_ROWS = bert_rows("self.query", "self.key", "self.value", "output.dense", "output.LayerNorm")
+BERT_SIZES = same(
     "hidden_size",
     "intermediate_size",
     "num_hidden_layers",
     "num_attention_heads",
-    "type_vocab_size",
     "layer_norm_eps",
     "initializer_range",
-    "classifier_dropout",
 ) + (
     Field("hidden_dropout_prob", "dropout"),
     Field("attention_probs_dropout_prob", "attention_dropout"),
 )
+BERT_FIELDS = BERT_SIZES + same("type_vocab_size", "classifier_dropout")
 POOLER_OR_NONE = {"pooler_act": OneOf(["tanh", None])}  # BertModel(config, add_pooling_layer=False) has none
 
 BERT = Family(
@@ -81,15 +100,23 @@ BERT = Family(
     fields=TOKENS + BERT_FIELDS + same("max_position_embeddings") + (chosen("hidden_act", "hidden_act", ACTIVATIONS),),
     constants={**ENCODER, "pooler_act": "tanh"},
     requires=ENCODER_REQUIRES,
+    taken_as={"BertForPreTraining": "MaskedLM", "BertForNextSentencePrediction": ""},
     left_out=("cls.seq_relationship.",),
 )
 
 
-def like_roberta(native: str, prefix: str) -> Family:
+def like_roberta(
+    native: str,
+    prefix: str,
+    rows: tuple[Row, ...] = BERT_ROWS,
+    fields: tuple[Field, ...] = BERT_FIELDS,
+    constants: Mapping[str, Any] = ENCODER,
+    requires: Mapping[str, Requirement] = ENCODER_REQUIRES,
+) -> Family:
     return Family(
         native=native,
         config=ScratchEncoderConfig,
-        rows=BERT_ROWS,
+        rows=rows,
         heads={
             "": Head(f"{prefix}Model", constants=POOLER_OR_NONE),
             "MaskedLM": Head(
@@ -107,11 +134,10 @@ def like_roberta(native: str, prefix: str) -> Family:
             "MultipleChoice": Head(f"{prefix}ForMultipleChoice", CHOICES),
         },
         fields=TOKENS
-        + BERT_FIELDS
+        + fields
         + (
             chosen("hidden_act", "hidden_act", {"gelu": "gelu"}),  # its masked-LM head knows no other
-            # The first rows of its table of positions, up to that of the padding token's id, are for padding.
-            Field("pad_token_id", "position_offset", lambda pad, _: pad + 1, lambda offset, _: offset - 1),
+            PADDING_FIRST,
             Field(
                 "max_position_embeddings",
                 "max_position_embeddings",
@@ -119,8 +145,8 @@ def like_roberta(native: str, prefix: str) -> Family:
                 lambda longest, ours: longest + ours["position_offset"],
             ),
         ),
-        constants={**ENCODER, "pooler_act": "tanh"},
-        requires=ENCODER_REQUIRES,
+        constants={**constants, "pooler_act": "tanh"},
+        requires=requires,
     )
 
 
@@ -128,8 +154,22 @@ ROBERTA = like_roberta("roberta", "Roberta")
 XLM_ROBERTA = like_roberta("xlm-roberta", "XLMRoberta")
 CAMEMBERT = like_roberta("camembert", "Camembert")
 
-# Its generator and its discriminator alike, as long as tokens have vectors of the model's width; but not the head that
-# tells replaced tokens apart, which is made of two layers.
+# With a relative bias beside its table of positions: MPNet (Song et al., 2020), whose number of buckets and id of
+# padding are no options but in name.
+MPNET = like_roberta(
+    "mpnet",
+    "MPNet",
+    (
+        *bert_rows(*(f"attn.{part}" for part in ("q", "k", "v", "o")), "LayerNorm"),
+        Row("encoder.relative_attention_bias", "position_bias.0.table"),
+    ),
+    BERT_SIZES,
+    {**ENCODER, "position_embedding_type": "learned_relative_bias"},
+    {**NOT_QUANTIZED, "relative_attention_num_buckets": only(32), "pad_token_id": only(1)},
+)
+
+# Its generator and its discriminator alike, as long as tokens have vectors of the model's width; the latter without the
+# head that tells replaced tokens apart, which is made of two layers.
 ELECTRA = Family(
     native="electra",
     config=ScratchEncoderConfig,
@@ -164,6 +204,8 @@ ELECTRA = Family(
         "summary_use_proj": only(True),
         "summary_activation": only("gelu"),
     },
+    taken_as={"ElectraForPreTraining": ""},
+    left_out=("discriminator_predictions.",),
 )
 
 PRE_CLASSIFIER = (Row("pre_classifier", "model.pooler.dense"),)
@@ -228,5 +270,73 @@ EUROBERT = Family(
     },
     fields=LLAMA.fields + (Field("mlp_bias", "lm_head_bias"),),
     constants=LLAMA_CONSTANTS,
-    requires=LLAMA_REQUIRES,
+    requires=LLAMA.requires,
+)
+
+# ModernBERT (Warner et al., 2025). Its heads for texts and tokens have a layer more than ours.
+
+MODERNBERT = Family(
+    native="modernbert",
+    config=ScratchEncoderConfig,
+    rows=(
+        Row("embeddings.tok_embeddings", "embeddings.word_embeddings"),
+        Row("embeddings.norm", "embeddings.norm"),
+        Row("layers.{layer}.attn_norm", "layers.{layer}.self_attn_norm"),
+        Row("layers.{layer}.attn.Wqkv", QKV, lambda config: Joined(*[config.hidden_size] * 3)),
+        Row("layers.{layer}.attn.Wo", "layers.{layer}.self_attn.o_proj"),
+        Row("layers.{layer}.mlp_norm", "layers.{layer}.mlp_norm"),
+        Row(
+            "layers.{layer}.mlp.Wi",
+            ("layers.{layer}.mlp.gate_proj", "layers.{layer}.mlp.up_proj"),
+            lambda config: Joined(*[config.intermediate_size] * 2),
+        ),
+        Row("layers.{layer}.mlp.Wo", "layers.{layer}.mlp.down_proj"),
+        Row("final_norm", "norm"),
+    ),
+    heads={
+        "": Head("ModernBertModel"),
+        "MaskedLM": Head(
+            "ModernBertForMaskedLM",
+            (
+                Row("head.dense", "lm_transform.dense"),
+                Row("head.norm", "lm_transform.norm"),
+                Row("decoder", "lm_head"),
+            ),
+        ),
+    },
+    fields=TOKENS
+    + same("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
+    + same("initializer_range", "norm_bias", "attention_bias", "mlp_bias", "rope_parameters", "layer_types")
+    + same("attention_dropout", "classifier_dropout")
+    + (
+        Field("norm_eps", "layer_norm_eps"),
+        Field("embedding_dropout", "dropout"),
+        Field("mlp_dropout", "activation_dropout"),
+        Field("decoder_bias", "lm_head_bias"),
+        Field("classifier_bias", "lm_head_transform_bias"),
+        Field(  # the whole of a window, and what is to one side of a token
+            "local_attention",
+            "sliding_window",
+            lambda both, _: both // 2,
+            lambda side, _: 128 if side is None else 2 * side,
+        ),
+        chosen("hidden_activation", "hidden_act", GATED),
+    ),
+    constants={
+        **EQUAL_HEADS,
+        "position_embedding_type": "rotary",
+        "norm_type": "layer_norm",
+        "embedding_norm": True,
+        "first_norm": False,
+        "lm_head_transform": True,
+    },
+    requires={
+        **NOT_QUANTIZED,
+        **KINDS_REQUIRE,
+        "sparse_prediction": only(False),
+        "classifier_activation": Requirement(
+            "hidden_activation", lambda name, theirs: name == theirs["hidden_activation"]
+        ),
+    },
+    written={"classifier_activation": lambda config: UNGATED[config.hidden_act]},
 )

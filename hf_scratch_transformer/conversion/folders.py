@@ -229,6 +229,8 @@ def native_task(config: PreTrainedConfig, architecture: str | None = None) -> tu
     for task, head in family.heads.items():
         if head.native == architecture:
             return family, task
+    if architecture in family.taken_as:
+        return family, family.taken_as[architecture]
     known = ", ".join(head.native for head in family.heads.values())
     raise ValueError(f"{architecture} has no counterpart here; of {family.native}, these have one: {known}")
 

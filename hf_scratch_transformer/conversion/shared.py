@@ -6,13 +6,14 @@ from typing import Any
 import transformers
 
 from .. import configuration_scratch
-from .tables import OneOf, Row, only, same
+from .tables import Field, OneOf, Row, only, same
 
 NATIVE = {*dir(transformers)}  # all classes there are, none of which is imported for it
 TOKENS = same("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id", "tie_word_embeddings")
 _UNGATED = [name for name, activation in configuration_scratch.ACTIVATIONS.items() if not activation.is_gated]
 ACTIVATIONS = {**{name: name for name in _UNGATED}, "swish": "silu"}
 GATED = {name: "swiglu" if name == "silu" else f"gated-{name}" for name in _UNGATED}
+UNGATED = {gated: name for name, gated in GATED.items()}
 # Heads share the width of the model equally, and there are as many keys and values as queries.
 EQUAL_HEADS: Mapping[str, Any] = {
     "num_key_value_heads": lambda config: config.num_attention_heads,
@@ -26,6 +27,10 @@ WITH_BIASES: Mapping[str, Any] = {
     "attention_bias": True,
     "mlp_bias": True,
 }
+# The first positions, up to the one that is the padding token's id, are for padding.
+PADDING_FIRST = Field("pad_token_id", "position_offset", lambda pad, _: pad + 1, lambda offset, _: offset - 1)
+QKV = tuple(f"layers.{{layer}}.self_attn.{name}_proj" for name in ("q", "k", "v"))
+USE_BIAS = tuple(Field("use_bias", name) for name in ("attention_bias", "mlp_bias"))
 NOT_QUANTIZED = {"quantization_config": only(None)}
 
 CLASSIFIER = (Row("classifier", "classifier"),)

@@ -52,17 +52,20 @@ class Joined(Transform):
         return torch.cat(ours)
 
 
-class JoinedByHead(Transform):
-    """Queries, keys and values in one matrix, those of each head together (GPT-NeoX)."""
+class JoinedByGroup(Transform):
+    """Queries, keys and values in one matrix: of each group of heads its queries, its keys and its values together
+    (Falcon; GPT-NeoX, where each head is a group)."""
 
-    def __init__(self, heads: int):
-        self.heads = heads
+    def __init__(self, heads: int, groups: int):
+        self.groups, self.parts = groups, (heads // groups, 1, 1)
 
     def into(self, theirs: Tensor) -> tuple[Tensor, ...]:
-        return tuple(part.flatten(0, 1) for part in theirs.unflatten(0, (self.heads, 3, -1)).unbind(1))
+        by_group = theirs.unflatten(0, (self.groups, sum(self.parts), -1))
+        return tuple(part.flatten(0, 2) for part in by_group.split(self.parts, dim=1))
 
     def back(self, ours: tuple[Tensor, ...], like: Tensor) -> Tensor:
-        return torch.stack([part.unflatten(0, (self.heads, -1)) for part in ours], dim=1).flatten(0, 2)
+        by_group = [part.unflatten(0, (self.groups, count, -1)) for part, count in zip(ours, self.parts, strict=True)]
+        return torch.cat(by_group, dim=1).flatten(0, 2)
 
 
 class Interleaved(Transform):
@@ -221,6 +224,7 @@ CLASSIFIERS = ("SequenceClassification", "TokenClassification", "QuestionAnsweri
 PARTS = {
     "lm_head_bias": LANGUAGE_MODELS,
     "lm_head_transform": ("MaskedLM",),
+    "lm_head_transform_bias": ("MaskedLM",),
     "classifier_bias": CLASSIFIERS,
     "pooler_act": ("", "SequenceClassification", "MultipleChoice"),
 }
@@ -256,7 +260,8 @@ class Family:
             configuration. What neither `fields` nor `constants` name must have our default.
         requires: options of theirs that have no counterpart here, and what they must be.
         written: those of them whose default is another: values, or functions of our configuration.
-        left_out: beginnings of parameters of heads that have no counterpart here.
+        taken_as: classes of transformers with a head that has no counterpart here, and the task of what is left.
+        left_out: beginnings of parameters of such heads.
         has_prefix: whether its parameters stand below a backbone where there is a head.
         saved_as: beginnings of parameters that transformers calls otherwise in files than in models.
     """
@@ -269,6 +274,7 @@ class Family:
     constants: Mapping[str, Any]
     requires: Mapping[str, Requirement] = field(default_factory=dict)
     written: Mapping[str, Any] = field(default_factory=dict)
+    taken_as: Mapping[str, str] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     saved_as: Mapping[str, str] = field(default_factory=dict)
     has_prefix: bool = True

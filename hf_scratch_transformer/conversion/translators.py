@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..configuration_scratch import ScratchSeq2SeqConfig
-from .shared import ACTIVATIONS, EQUAL_HEADS, GATED, NOT_QUANTIZED, TOKENS, WITH_BIASES
+from .shared import ACTIVATIONS, EQUAL_HEADS, GATED, NOT_QUANTIZED, PADDING_FIRST, TOKENS, WITH_BIASES
 from .tables import Family, Field, Head, OneRow, Row, SinusoidTable, chosen, same
 
 # Encoder-decoders: Marian (Junczys-Dowmunt et al., 2018) and BART (Lewis et al., 2020)
@@ -160,9 +160,27 @@ BLENDERBOT = Family(
     constants={**SEQ2SEQ, "norm_position": "pre", "position_embedding_type": "learned"},
     requires=NOT_QUANTIZED,
 )
+# M2M-100 (Fan et al., 2021) and NLLB-200 (NLLB Team, 2022), whose positions are counted from the id of their padding
+M2M_100 = Family(
+    native="m2m_100",
+    config=ScratchSeq2SeqConfig,
+    rows=PRE_NORM_ROWS,
+    heads={
+        "": Head("M2M100Model"),
+        "ConditionalGeneration": Head("M2M100ForConditionalGeneration", SEQ2SEQ_HEAD[:1]),
+    },
+    fields=SEQ2SEQ_FIELDS + ONE_VOCABULARY + (PADDING_FIRST,),
+    constants={
+        **SEQ2SEQ,
+        "norm_position": "pre",
+        "position_embedding_type": "sinusoidal_tensor2tensor",
+        "lm_head_bias": False,
+    },
+    requires=NOT_QUANTIZED,
+)
 
 
-# T5 (Raffel et al., 2020) and mT5 (Xue et al., 2021)
+# T5 (Raffel et al., 2020), mT5 (Xue et al., 2021) and UMT5 (Chung et al., 2023)
 
 
 def t5_layers(stack: str, feed_forward: int) -> tuple[Row, ...]:
@@ -187,7 +205,10 @@ def t5_layers(stack: str, feed_forward: int) -> tuple[Row, ...]:
         ),
         Row(f"{layer}.{feed_forward}.layer_norm", f"{stack}.layers.{{layer}}.mlp_norm"),
         Row(f"{stack}.final_layer_norm", f"{stack}.norm"),
-        Row(f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias", f"{stack}.position_bias.table"),
+        Row(
+            f"{stack}.block.{{layer}}.layer.0.SelfAttention.relative_attention_bias",
+            f"{stack}.position_bias.{{layer}}.table",
+        ),
     )
 
 
@@ -206,7 +227,7 @@ FEED_FORWARD = {
 }
 
 
-def like_t5(native: str, prefix: str, fields: tuple[Field, ...] = ()) -> Family:
+def like_t5(native: str, prefix: str, fields: tuple[Field, ...] = (), **constants: Any) -> Family:
     return Family(
         native=native,
         config=ScratchSeq2SeqConfig,
@@ -237,22 +258,24 @@ def like_t5(native: str, prefix: str, fields: tuple[Field, ...] = ()) -> Family:
             "attention_output_bias": EQUAL_HEADS["attention_output_bias"],
             "position_embedding_type": "relative_bias",
             "attention_multiplier": 1.0,
+            **constants,
         },
         requires=NOT_QUANTIZED,
         has_prefix=False,
     )
 
 
-T5 = like_t5(
-    "t5",
-    "T5",
-    (
+def scaled_if(option: str) -> tuple[Field, ...]:
+    return (
         Field(
-            "scale_decoder_outputs",
+            option,
             "logits_scaling",
             lambda is_scaled, theirs: theirs["d_model"] ** 0.5 if is_scaled else 1.0,
             scaled,
         ),
-    ),
-)
+    )
+
+
+T5 = like_t5("t5", "T5", scaled_if("scale_decoder_outputs"))
 MT5 = like_t5("mt5", "MT5")
+UMT5 = like_t5("umt5", "UMT5", scaled_if("tie_word_embeddings"), share_relative_attention_bias=False)
