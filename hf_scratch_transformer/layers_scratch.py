@@ -102,7 +102,10 @@ class RelativePositionBias(nn.Module):
         self.config, self.is_causal = config, is_causal
         self.table = nn.Embedding(config.relative_attention_num_buckets, config.num_attention_heads)
 
-    def forward(self, back: Tensor) -> Tensor:  # (T, S), from query to key -> (1, H, T, S)
+    def forward(
+        self, back: Tensor, mask: Tensor | None
+    ) -> Tensor:  # (T, S), how far behind a query -> (B or 1, H, T, S)
+        """The bias, and beside it the mask. Without one a token sees what is before it, or an encoder's all."""
         distance, count = back.clamp(min=0), self.config.relative_attention_num_buckets
         first = torch.zeros_like(back)
         if not self.is_causal:
@@ -112,7 +115,12 @@ class RelativePositionBias(nn.Module):
         scale = math.log(self.config.relative_attention_max_distance / exact)
         steps = torch.log(distance.clamp(min=exact).float() / exact) / scale * (count - exact)
         far = (exact + steps.long()).clamp(max=count - 1)
-        return self.table(first + torch.where(distance < exact, distance, far)).permute(2, 0, 1)[None]
+        bias = self.table(first + torch.where(distance < exact, distance, far)).permute(2, 0, 1)[None]
+        hidden = torch.finfo(bias.dtype).min
+        if mask is not None and mask.dtype != torch.bool:
+            return (bias + mask).clamp(min=hidden)
+        seen = back >= 0 if mask is None and self.is_causal else mask
+        return bias if seen is None else torch.where(seen, bias, hidden)
 
 
 # --- Attention --------------------------------------------------------------------------------------------------------

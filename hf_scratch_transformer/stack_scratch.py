@@ -231,11 +231,11 @@ class ScratchStack(ScratchPreTrainedModel):
         }
         biased, distances = masks, {}
         if self.position_bias:
-            distances = {k: self.distances(k, masks[k], inputs_embeds, past_length, cache) for k in masks}
+            distances = {k: self.distances(k, mask, inputs_embeds, past_length, cache) for k, mask in masks.items()}
         # As many as the configuration says, which self-speculative decoding lowers for a while.
         for index, layer in zip(range(getattr(self.config, self.depth)), self.layers, strict=False):
             if index < len(self.position_bias):  # one for all blocks, or one for each
-                biased = {k: self.add_bias(self.position_bias[index], distances[k], masks[k]) for k in masks}
+                biased = {kind: self.position_bias[index](distances[kind], masks[kind]) for kind in masks}
             mask, turn = biased[self.layer_types[index]], turns.get(self.turned_as[index])
             # What gradients flow into is passed by position, where reentrant checkpointing looks for it.
             hidden_states = layer(hidden_states, mask, encoder_hidden_states, position_embeddings=turn, **shared)
@@ -297,16 +297,6 @@ class ScratchStack(ScratchPreTrainedModel):
             slots, first = cache.get_mask_sizes(slots, self.layer_types.index(kind))
         keys = torch.arange(slots if mask is None else mask.shape[-1], device=device) + first
         return queries[:, None] - keys
-
-    def add_bias(self, bias: nn.Module, distances: Tensor, mask: Tensor | None) -> Tensor:
-        """(1, H, T, S), or (B, H, T, S). Without a mask a token sees what is before it, or an encoder's all."""
-        scores = bias(distances)
-        if mask is None and self.is_causal:
-            mask = distances >= 0
-        if mask is None:
-            return scores
-        hidden = torch.finfo(scores.dtype).min
-        return torch.where(mask, scores, hidden) if mask.dtype == torch.bool else (scores + mask).clamp(min=hidden)
 
     def default_positions(self, inputs_embeds: Tensor, attention_mask: Any, past_length: int | Tensor) -> Tensor:
         """0, 1, 2, ... along each row (B or 1, T). Absolute positions count from the first real token, so that padding

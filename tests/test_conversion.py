@@ -237,7 +237,7 @@ SIZES = {
         translators({"scale_embedding": True}, {"activation_function": "relu"}, {"tie_word_embeddings": False}),
     ),
 }
-BIASED = ("t5", "mt5", "umt5", "mpnet")
+T5S = ("t5", "mt5", "umt5")
 HEADS = [(family.native, task) for family in FAMILIES.values() for task in family.heads]
 GENERATORS = [name for name, family in FAMILIES.items() if {"CausalLM", "ConditionalGeneration"} & family.heads.keys()]
 
@@ -274,7 +274,7 @@ def batch(ours: PreTrainedModel, padding: str | None = "right", with_labels: boo
         inputs["token_type_ids"] = types.expand_as(inputs["input_ids"]).contiguous()
     if with_labels:
         inputs |= tiny.labels(ours, inputs)
-        if (ours.config.converted_from or {}).get("model_type") in ("m2m_100", *BIASED):
+        if (ours.config.converted_from or {}).get("model_type") in ("m2m_100", *T5S):
             # In the middle of a target M2M-100 gives no position to what is a pad, and T5 trains its vector.
             inputs["labels"] = inputs["labels"].clamp(min=3)
         return inputs
@@ -375,7 +375,7 @@ def test_language_models_compute_the_same(name, size, precise_norms):
         if parameter_name not in trained_here_only:
             gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             right = expected.tensor(parameter_name)
-            if name in BIASED[:3] and parameter_name.endswith("word_embeddings.weight"):
+            if name in T5S and parameter_name.endswith("word_embeddings.weight"):
                 gradient, right = gradient[1:], right[1:]  # their padding has a vector that its input trains
             assert_close(gradient, right, atol=tolerance, rtol=tolerance, msg=parameter_name)
     assert_equal_models(theirs, convert_to(ours, name))
@@ -401,7 +401,7 @@ def test_padding_on_either_side_and_packed_documents(name, size, backend):
     """Each text is what the native makes of it where padding is on its right, as they were trained; many natives count
     positions from the left edge whatever is there."""
     theirs = native(name, size=size)
-    if theirs._supports_sdpa and (backend == "eager" or name not in BIASED):
+    if theirs._supports_sdpa and (backend == "eager" or name not in T5S):
         theirs.set_attn_implementation(backend)
     ours = convert_from(theirs)
     if ours._supports_sdpa:
@@ -619,8 +619,8 @@ save_file(logits, sys.argv[2])
     subprocess.run(arguments, check=True, cwd=tmp_path, capture_output=True)
     logits = load_file(tmp_path / "logits")
     assert logits.keys() == expected.keys()
-    for name in expected:
-        assert torch.equal(logits[name], expected[name]), name
+    for name in expected:  # where in memory a tensor begins decides the order of some sums
+        assert_close(logits[name], expected[name], atol=1e-6, rtol=1e-6, msg=name)
 
 
 def test_tokenizer_and_generation_settings_are_carried_along(tmp_path, tokenizer):

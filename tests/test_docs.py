@@ -355,5 +355,6 @@ def test_the_page_of_architectures_has_all_of_them():
     heads = {family.native: ", ".join(task or "backbone" for task in family.heads) for family in FAMILIES.values()}
     assert {name.strip("`"): listed for name, listed, *_ in rows} == heads
     assert all(float(difference) <= 1e-5 * max(1, float(reach)) for *_, difference, reach in rows)
+    assert f"weights of {len(FAMILIES)} native architectures" in (ROOT / "README.md").read_text()
     named = {option.strip("`") for _, _, options, *_ in rows for option in options.split(", ")}
     assert {"layer_types", "no_rope_layers", "partial_rotary_factor", "qk_norm_across_heads"} <= named
