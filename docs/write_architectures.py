@@ -27,7 +27,14 @@ NOT_SAID = (
     {field.name for field in dataclasses.fields(PreTrainedConfig)} | TRAINING_ONLY | {*SIZE_FIELDS} - {"sliding_window"}
 )
 NOT_SAID |= {"layer_norm_eps", "position_offset", "classifier_bias", "rope_parameters", "use_cache", "type_vocab_size"}
-NOT_SAID |= {"pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "tie_word_embeddings", "share_encoder_decoder_embeddings"}
+NOT_SAID |= {
+    "pad_token_id",
+    "bos_token_id",
+    "eos_token_id",
+    "decoder_start_token_id",
+    "tie_word_embeddings",
+    "share_encoder_decoder_embeddings",
+}
 HEAD = """# Architectures
 
 Written by `make architectures` from the tables in `hf_scratch_transformer/conversion/`; the last two columns are

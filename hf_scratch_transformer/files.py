@@ -72,6 +72,16 @@ def possible_path(text: str) -> str:
     return text
 
 
+def new_folder(target: str | os.PathLike[str]) -> Path:
+    """The path of a folder that is still to be written.
+
+    Raises ValueError if there is something of that name.
+    """
+    if os.path.lexists(target):
+        raise ValueError(f"{os.fspath(target)} exists already: name a new folder")
+    return Path(target)
+
+
 def write_text(path: Path, text: str) -> None:
     """Replace a file in one go."""
     with replacing(path) as temporary:

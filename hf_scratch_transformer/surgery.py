@@ -3,7 +3,6 @@ a model that trains on at once; of ours, and of whatever converts into ours."""
 
 import argparse
 import copy
-import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,11 +13,13 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from .conversion.folders import open_saved
-from .files import reading, replacing
+from .files import new_folder, reading, replacing
 from .stack_scratch import ScratchPreTrainedModel
 from .tokenization import config_fields
 
-LAYER = re.compile(r"(?P<stack>|.*?\b(?P<side>encoder|decoder)\.|model\.)layers\.(?P<index>\d+)\.(?P<rest>.*)")
+LAYER = re.compile(
+    r"(?P<stack>|.*?\b(?P<side>encoder|decoder)\.|model\.)(?P<parts>layers|position_bias)\.(?P<index>\d+)\.(?P<rest>.*)"
+)
 PER_LAYER = ("layer_types", "no_rope_layers")  # fields with an entry for each
 
 
@@ -53,14 +54,18 @@ def select_layers(
                     setattr(config, name, [each[index] for index in picked])
         setattr(config, depth, len(picked))
 
+        if not config.first_norm and (picked[0] or picked.count(0) > 1):
+            raise ValueError(f"layers {picked}: first_norm=False, so layer 0 must stay the first, and be there once")
+
     def old_name(name: str) -> str:
         found = LAYER.fullmatch(name)
-        if found is None:
+        if found is None or (found["parts"] == "position_bias" and config.share_relative_attention_bias):
             return name
         picked = chosen[f"{found['side']}_layers" if is_translator else depths[0]]
-        return f"{found['stack']}layers.{picked[int(found['index'])]}.{found['rest']}"
+        return f"{found['stack']}{found['parts']}.{picked[int(found['index'])]}.{found['rest']}"
 
-    return _like(model, config, lambda names: {name: model.state_dict()[old_name(name)] for name in names})
+    state = model.state_dict()
+    return _like(model, config, lambda names: {name: state[old_name(name)] for name in names})
 
 
 def average(models: Sequence[ScratchPreTrainedModel]) -> ScratchPreTrainedModel:
@@ -143,8 +148,8 @@ def _rows(old: PreTrainedTokenizerBase, new: PreTrainedTokenizerBase) -> list[li
 
 
 def _special(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
-    names = ("pad_token", "bos_token", "eos_token", "unk_token", "mask_token", "cls_token", "sep_token")
-    return {name: token for name in names if (token := getattr(tokenizer, name, None)) is not None}
+    """{its purpose: the token}"""
+    return {name: token for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
 
 
 def _shape(state: Mapping[str, Tensor], name: str) -> tuple[int, ...] | None:
@@ -195,45 +200,35 @@ def _opened(source: str) -> ScratchPreTrainedModel:
     return model
 
 
-def _tokenizer(source: str) -> PreTrainedTokenizerBase:
+def _tokenizer(source: str, is_needed: bool) -> PreTrainedTokenizerBase | None:
+    if not is_needed and Path(source).is_dir() and not (Path(source) / "tokenizer_config.json").is_file():
+        return None
     with reading(source):
         return AutoTokenizer.from_pretrained(source)
 
 
-def _write(model: ScratchPreTrainedModel, target: str, tokenizer: PreTrainedTokenizerBase | None) -> None:
-    path = Path(target)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as new:
+def _write(model: ScratchPreTrainedModel, target: Path, tokenizer: PreTrainedTokenizerBase | None) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(target) as new:
         model.save_pretrained(new)
         if tokenizer is not None:
             tokenizer.save_pretrained(new)
     print(f"wrote {target}: {type(model).__name__}, {model.num_parameters():,} parameters")
 
 
-def _is_new(target: str) -> str:
-    if os.path.lexists(target):
-        raise ValueError(f"{target} exists already: name a new folder")
-    return target
-
-
-def _tokenizer_of(source: str) -> PreTrainedTokenizerBase | None:
-    is_there = not Path(source).is_dir() or (Path(source) / "tokenizer_config.json").is_file()
-    return _tokenizer(source) if is_there else None
-
-
 def _layers(arguments: argparse.Namespace) -> None:
-    target = _is_new(arguments.target)
+    target = new_folder(arguments.target)
     model = select_layers(_opened(arguments.source), arguments.keep, arguments.keep_decoder)
-    _write(model, target, _tokenizer_of(arguments.source))
+    _write(model, target, _tokenizer(arguments.source, is_needed=False))
 
 
 def _average(arguments: argparse.Namespace) -> None:
-    target = _is_new(arguments.output)
+    target = new_folder(arguments.output)
     model = average([_opened(source) for source in arguments.sources])
-    _write(model, target, _tokenizer_of(arguments.sources[0]))
+    _write(model, target, _tokenizer(arguments.sources[0], is_needed=False))
 
 
 def _vocabulary(arguments: argparse.Namespace) -> None:
-    target = _is_new(arguments.target)
-    old, new = _tokenizer(arguments.source), _tokenizer(arguments.tokenizer)
+    target = new_folder(arguments.target)
+    old, new = (_tokenizer(each, is_needed=True) for each in (arguments.source, arguments.tokenizer))
     _write(fit_vocabulary(_opened(arguments.source), old, new), target, new)

@@ -65,6 +65,30 @@ def test_layers_of_a_translator():
     assert learns(made)
 
 
+@pytest.mark.parametrize("name", ["t5", "umt5"])
+def test_relative_biases_go_with_their_layers_or_with_the_stack(name):
+    ours = convert_from(native(name))  # two and two layers
+    made = select_layers(ours, [1, 1, 0], [1])
+    source, target = tiny.tokens(41, 2, 7), tiny.tokens(41, 2, 5)
+    inputs = {"input_ids": source, "decoder_input_ids": target}
+    back = convert_to(made, name)
+    assert_close(back(**inputs).logits, made(**inputs).logits, atol=1e-5, rtol=1e-5)
+    tables = {"encoder": [0], "decoder": [0]} if name == "t5" else {"encoder": [1, 1, 0], "decoder": [1]}
+    for stack, indices in tables.items():
+        old, new = (getattr(model.model, stack).position_bias for model in (ours, made))
+        assert all(torch.equal(each.table.weight, old[i].table.weight) for each, i in zip(new, indices, strict=True))
+
+
+def test_a_first_layer_without_a_norm_stays_the_first():
+    ours = convert_from(native("modernbert"))
+    made = select_layers(ours, [0, 2, 2])
+    ids = tiny.tokens(41, 2, 7)
+    assert_close(convert_to(made, "modernbert")(ids).logits, made(ids).logits, atol=1e-5, rtol=1e-5)
+    for layers in ([1, 2], [0, 0, 1]):
+        with pytest.raises(ValueError, match=r"layers \[.*\]: first_norm=False, so layer 0 must stay the first"):
+            select_layers(ours, layers)
+
+
 def test_layers_that_there_are_not():
     ours = convert_from(native("llama"))
     for layers in ([], [2], [-1]):

@@ -11,7 +11,7 @@ from ctranslate2.converters import TransformersConverter
 from ctranslate2.converters.transformers import BartLoader, LlamaLoader, register_loader
 
 from ..configuration_scratch import ScratchDecoderConfig, ScratchSeq2SeqConfig
-from ..files import reading, replacing
+from ..files import new_folder, reading, replacing
 from ..stack_scratch import ScratchPreTrainedModel
 from .folders import convert_to, read_config
 
@@ -30,9 +30,7 @@ def to_ctranslate2(source: str | os.PathLike[str], target: str | os.PathLike[str
     Raises:
         ValueError: as `convert_to`, and if `source` is another model or `target` exists.
     """
-    target = Path(target)
-    if target.exists():
-        raise ValueError(f"{target} exists already: name a new folder")
+    target = new_folder(target)
     config = read_config(Path(source))
     if not isinstance(config, ScratchSeq2SeqConfig | ScratchDecoderConfig):
         raise ValueError(

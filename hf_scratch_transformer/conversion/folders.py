@@ -23,7 +23,7 @@ from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME, SAFE_WEIGHTS
 import hf_scratch_transformer
 
 from ..configuration_scratch import ScratchConfig, ScratchDecoderConfig, ScratchEncoderConfig, ScratchSeq2SeqConfig
-from ..files import reading, replacing
+from ..files import new_folder, reading, replacing
 from ..stack_scratch import ScratchPreTrainedModel
 from .comparison import Comparison, compare
 from .families import FAMILIES
@@ -176,9 +176,7 @@ def convert_folder(
     Raises:
         ValueError: as `convert_from` and `convert_to`, if `target` exists, and if it computes something else.
     """
-    target = Path(target)
-    if target.exists():
-        raise ValueError(f"{target} exists already: name a new folder")
+    target = new_folder(target)
     with _opened(source) as (folder, config, weights):
         if isinstance(config, ScratchConfig):
             if family is None:
