@@ -110,6 +110,7 @@ SIZES = (
     *("vocab_size", "decoder_vocab_size", "hidden_size", "intermediate_size"),
     *("num_attention_heads", "num_key_value_heads", "head_dim", "value_head_dim"),
     *("max_position_embeddings", "num_hidden_layers", "encoder_layers", "decoder_layers", "sliding_window"),
+    "mup_base_width",
 )
 FACTORS = (
     *("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"),
@@ -227,6 +228,10 @@ class ScratchConfig(PreTrainedConfig):
     tie_word_embeddings: bool = True  # the language-model head is the token table of its own side
     initialization: str = "normal"  # in CHOICES
     initializer_range: float = 0.02  # standard deviation of the normal ones
+    # hidden_size of a narrower model, by whose trials learning rate and initialisation were chosen (muP, Yang et al.,
+    # 2022): of a wider one logits are divided by the ratio r, matrices in the blocks start smaller by sqrt(r), and
+    # AdamW's steps on them are smaller by r. head_dim is to stay the same.
+    mup_base_width: int | None = None
     dropout: float | int = 0.0  # on the embeddings and on the output of every sub-layer
     attention_dropout: float | int = 0.0  # on the attention weights
     activation_dropout: float | int = 0.0  # on the hidden units of the feed-forward layer
@@ -252,11 +257,18 @@ class ScratchConfig(PreTrainedConfig):
             self.head_dim = self.hidden_size // self.num_attention_heads
         if self.value_head_dim is None:
             self.value_head_dim = self.head_dim
+        if self.logits_scaling == 1.0:
+            self.logits_scaling = self.width_ratio
         # Always the plain names: a map written by an older transformers may point back to the repository it came from,
         # on which a fine-tuned copy would depend although it carries the same files.
         self.auto_map = dict(self._auto_map)
         # Called here as well as by `validate()`: the latter wraps the ValueError in a class that is not one.
         self.validate_architecture()
+
+    @property
+    def width_ratio(self) -> float:
+        """r of `mup_base_width`."""
+        return self.hidden_size / self.mup_base_width if self.mup_base_width else 1.0
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         """Saves all code that `auto_map` names too: a configuration may be saved without a model."""

@@ -306,6 +306,8 @@ class ScratchBlock(GradientCheckpointingLayer):
         self.mlp_norm, self.mlp_output_norm = (None, None) if self.placement.is_shared else self.make_norms(config)
         self.multiplier = config.residual_multiplier
         self.dropout = nn.Dropout(config.dropout)
+        for linear in (each for each in self.modules() if isinstance(each, nn.Linear)):
+            linear.is_in_block = True  # type: ignore[assignment]  # whose initialisation may depend on the width
 
     def make_norms(self, config: ScratchConfig) -> tuple[nn.Module | None, nn.Module | None]:
         around = make_norm(config) if self.placement.before or self.placement.after else None

@@ -90,8 +90,9 @@ class ScratchPreTrainedModel(PreTrainedModel):
         | o_proj, down_proj      | N(0, range)  | 0                  | Xavier         |
         | every other matrix     | N(0, range)  | N(0, range)        | Xavier         |
 
-        Norm scales start as 1; biases, norm shifts and the padding row are 0. What writes are the helpers of
-        `transformers.initialization`, which leave alone what a checkpoint has filled.
+        Norm scales start as 1; biases, norm shifts and the padding row are 0. `mup_base_width` makes the range smaller
+        for matrices in blocks. What writes are the helpers of `transformers.initialization`, which leave alone what a
+        checkpoint has filled.
         """
         super()._init_weights(module)
         if isinstance(module, OnePlus):
@@ -103,6 +104,8 @@ class ScratchPreTrainedModel(PreTrainedModel):
                 init.zeros_(module.weight[padding_idx])
         elif self.config.initialization == "normal_zero_output" and getattr(module, "ends_sublayer", False):
             init.zeros_(module.weight)
+        elif self.config.width_ratio != 1.0 and getattr(module, "is_in_block", False):
+            init.normal_(module.weight, std=self.config.initializer_range / self.config.width_ratio**0.5)
 
     def init_parallel_plans(self) -> None:
         # The plans of a configuration name every part that some configuration has: keep what this model has.
@@ -229,12 +232,12 @@ class ScratchStack(ScratchPreTrainedModel):
             "past_key_values": past_key_values,
             **kwargs,
         }
-        biased, distances = masks, {}
-        if self.position_bias:
+        biased, distances, tables = masks, {}, len(self.position_bias)
+        if tables:
             distances = {k: self.distances(k, mask, inputs_embeds, past_length, cache) for k, mask in masks.items()}
         # As many as the configuration says, which self-speculative decoding lowers for a while.
         for index, layer in zip(range(getattr(self.config, self.depth)), self.layers, strict=False):
-            if index < len(self.position_bias):  # one for all blocks, or one for each
+            if index < tables:  # one for all blocks, or one for each
                 biased = {kind: self.position_bias[index](distances[kind], masks[kind]) for kind in masks}
             mask, turn = biased[self.layer_types[index]], turns.get(self.turned_as[index])
             # What gradients flow into is passed by position, where reentrant checkpointing looks for it.

@@ -61,6 +61,7 @@ def test_rope_parameters_belong_to_rotary_positions():
         ({"qk_norm_across_heads": True}, "qk_norm_across_heads=True needs use_qk_norm=True"),
         ({"attn_logit_softcapping": 0.0}, "attn_logit_softcapping=0.0 must be above 0"),
         ({"logits_scaling": -1.0}, "logits_scaling=-1.0 must be above 0"),
+        ({"mup_base_width": 0}, "mup_base_width=0 must be at least 1"),
         ({"initialization": "zeros"}, "initialization='zeros' must be one of"),
         ({"dropout": 1.0}, "dropout=1.0 must be at least 0 and below 1"),
         ({"attention_dropout": -0.1}, "attention_dropout=-0.1 must be at least 0 and below 1"),
@@ -121,6 +122,12 @@ def test_impossible_translators_are_refused(wrong, message):
 def test_impossible_encoders_are_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
         ScratchEncoderConfig(**wrong)
+
+
+def test_logits_shrink_with_the_width_beyond_that_of_the_base():
+    assert ScratchDecoderConfig(hidden_size=512, mup_base_width=128).logits_scaling == 4.0
+    assert ScratchDecoderConfig(hidden_size=512, mup_base_width=128, logits_scaling=3.0).logits_scaling == 3.0
+    assert ScratchDecoderConfig(hidden_size=512).logits_scaling == 1.0
 
 
 def test_all_complaints_come_in_one_message():

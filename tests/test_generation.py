@@ -282,7 +282,7 @@ def generate_batch(model: PreTrainedModel, prompts: list[list[int]], new: int) -
         *(
             {"position_embedding_type": positions, "attn_implementation": "sdpa"}
             for positions in POSITIONS
-            if positions != "relative_bias"  # refused below
+            if "bias" not in positions  # which is refused below
         ),
         {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4, "attn_implementation": "sdpa"},
         {"attn_implementation": "eager", "num_key_value_heads": 1, "use_qk_norm": True, "head_dim": 6},

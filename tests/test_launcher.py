@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 import torch
 
 from tests import tiny_runs
@@ -37,6 +38,7 @@ def test_a_process_that_waits_for_others_ends_with_its_launcher(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow  # as are the many kills of test_kills
 def test_what_a_launcher_starts_again_goes_on(tmp_path):
     """It was refused, as a run that was there already, or with --overwrite began anew."""
     recipe = tiny_runs.write_recipe(tmp_path, checkpoints={"every_steps": 2}, evaluation={"every_steps": 100})

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from hf_scratch_transformer import ScratchDecoderForCausalLM
 from tests import tiny
 from training.optimisation import Muon, lr_factor, optimizers, orthogonalised
 from training.recipe import Optimisation
@@ -47,9 +48,9 @@ def test_orthogonalised_matrices_have_singular_values_near_one():
 
 
 @pytest.mark.parametrize("kind", tiny.LANGUAGE_MODELS)
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_every_parameter_is_in_exactly_one_group(kind, optimizer):
-    model = tiny.model(kind)
+@pytest.mark.parametrize(("optimizer", "base"), [("adamw", None), ("adamw", 16), ("muon", None), ("muon", 16)])
+def test_every_parameter_is_in_exactly_one_group(kind, optimizer, base):
+    model = tiny.model(kind, mup_base_width=base)
     spec = Optimisation(optimizer=optimizer, weight_decay=0.1, max_steps=1)
     updates = optimizers(model, spec)
     owners = {}
@@ -64,6 +65,36 @@ def test_every_parameter_is_in_exactly_one_group(kind, optimizer):
         inside = ".layers." in name and parameter.ndim == 2
         assert (owner is Muon) == (inside and optimizer == "muon"), name
         assert (decay > 0) == (inside or (parameter.ndim == 2 and optimizer == "adamw")), name
+
+
+@pytest.mark.parametrize("base", [None, 32])
+def test_with_a_base_width_training_changes_wide_models_as_it_does_narrow_ones(base):
+    """The coordinate check of muP (Yang et al., 2022, appendix D.1): how far four steps move states and logits."""
+
+    def moved(width: int) -> torch.Tensor:
+        torch.manual_seed(0)
+        heads = {"num_attention_heads": width // 8, "num_key_value_heads": width // 8, "head_dim": 8}
+        sizes = {"hidden_size": width, "intermediate_size": 2 * width, "initializer_range": 0.1}
+        model = tiny.model(ScratchDecoderForCausalLM, **heads, **sizes, tie_word_embeddings=False, mup_base_width=base)
+        ids = tiny.tokens(40, 4, 12)
+        (adamw,) = optimizers(model, Optimisation(learning_rate=0.01, weight_decay=0.1, max_steps=4))
+        assert {round(group["lr"] * group["weight_decay"], 9) for group in adamw.param_groups} == {0.001, 0.0}
+        seen = []
+        for _ in range(5):
+            outputs = model(ids, labels=ids, output_hidden_states=True)
+            seen.append((outputs.hidden_states[1], outputs.logits))
+            outputs.loss.backward()
+            adamw.step()
+            adamw.zero_grad()
+        return torch.stack(
+            [(last - first).detach().square().mean().sqrt() for first, last in zip(*seen[::4], strict=True)]
+        )
+
+    states, logits = (moved(256) / moved(32)).tolist()
+    if base is None:
+        assert states > 10 and logits > 3
+    else:
+        assert 0.8 < states < 1.25 and 0.5 < logits < 1.25
 
 
 def factor(schedule, step, progress, **options):

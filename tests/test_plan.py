@@ -54,7 +54,10 @@ def test_minutes_that_cannot_be_are_named(given, tmp_path, capsys):
     assert f"--minutes: must be a number above 0, got {given!r}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("objective", tiny_runs.OBJECTIVES)
+@pytest.mark.parametrize(
+    "objective",
+    [pytest.param(each, marks=() if each == "causal_lm" else pytest.mark.slow) for each in tiny_runs.OBJECTIVES],
+)
 def test_the_model_that_fits_into_some_minutes(objective, tmp_path, monkeypatch, capsys):
     """Larger for more of them, in the recipe's proportions, and 20 targets for each of its parameters."""
     recipe = tiny_runs.write_recipe(tmp_path, objective, evaluation={"every_steps": None})
@@ -99,7 +102,7 @@ def test_options_that_cannot_be_are_named(tmp_path, capsys):
         assert said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [[], ["--minutes", "20", "--fit"]])
+@pytest.mark.parametrize("words", [[], pytest.param(["--minutes", "20", "--fit"], marks=pytest.mark.slow)])
 def test_a_plan_of_two_processes_is_said_once(words, tmp_path):
     recipe = tiny_runs.write_recipe(tmp_path)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]

@@ -199,6 +199,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.slow
 def test_two_copies_of_two_halves_give_the_losses_of_one(runs):
     """HSDP, and layers that are computed again."""
     (runs / "hybrid.py").write_text(HYBRID, encoding="utf-8")
@@ -252,7 +253,7 @@ os._exit(0)
     ("outputs", "processes", "asked"),
     [
         (("group", "killed_group"), 2, GROUP),
-        (("groups",), 4, ASKED | GROUP | {"PARALLELISM_CONFIG_DP_SHARD_SIZE": "2"}),
+        pytest.param(("groups",), 4, ASKED | GROUP | {"PARALLELISM_CONFIG_DP_SHARD_SIZE": "2"}, marks=pytest.mark.slow),
     ],
 )
 def test_processes_that_share_every_matrix_give_the_losses_of_one(outputs, processes, asked, runs):
@@ -507,6 +508,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_process_ends_the_evaluation_of_all_which_is_then_made_first(tmp_path):
     """Sharded weights that are gathered for the first time while nothing is trained can be trained afterwards."""
     recipe = tiny_runs.write_recipe(tmp_path, optimisation={"max_steps": 8}, evaluation={"every_steps": 5})
@@ -542,7 +544,7 @@ def test_weights_that_are_drawn_where_they_lie_are_those_of_one_process(natives,
     assert all(said.count(f"{family} equal") == 2 for family in (*OURS, *natives))  # lines of two may be one
 
 
-@pytest.mark.parametrize("is_native", [False, True])
+@pytest.mark.parametrize("is_native", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_parts_of_a_model_that_exists_are_read_where_they_will_lie(is_native, runs, tmp_path, monkeypatch):
     """Ours, and a native one that is converted tensor by tensor."""
     monkeypatch.setattr(optimisation, "multiplies_bfloat16", lambda device: False)

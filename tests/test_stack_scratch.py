@@ -269,14 +269,20 @@ def test_a_mask_prepared_in_full_is_used_as_it_is():
 
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)
+@pytest.mark.parametrize("base", [None, 16])
 @pytest.mark.parametrize("initialization", ["xavier_uniform", "normal", "normal_zero_output"])
-def test_initialisation(family, initialization):
+def test_initialisation(family, initialization, base):
     model_class = {"encoder": ScratchEncoderModel, "decoder": ScratchDecoderModel, "seq2seq": ScratchSeq2SeqModel}[
         family
     ]
     biases = {"attention_bias": True, "mlp_bias": True, "norm_type": "layer_norm"}
     model = tiny.model(
-        model_class, **biases, hidden_size=64, initialization=initialization, position_embedding_type="learned"
+        model_class,
+        **biases,
+        hidden_size=64,
+        initialization=initialization,
+        position_embedding_type="learned",
+        mup_base_width=base,
     )
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
@@ -288,6 +294,8 @@ def test_initialisation(family, initialization):
         else:
             fan_out, fan_in = parameter.shape
             std = (2 / (fan_in + fan_out)) ** 0.5 if initialization == "xavier_uniform" else 0.2
+            if base and initialization != "xavier_uniform" and "layers." in name:
+                std /= 2  # the root of 64 / 16
             assert parameter.std().item() == pytest.approx(std, rel=0.15), name
             if initialization == "xavier_uniform":
                 assert parameter.abs().max() <= 3**0.5 * std + 1e-6, name

@@ -101,23 +101,32 @@ def optimizers(model: PreTrainedModel, spec: Optimisation) -> list[Optimizer]:
     """AdamW for all parameters, or Muon for the matrices inside the layers and AdamW for the rest.
 
     Embedding tables and the head are no matrices in this sense: their rows are updated one by one, not as a whole.
-    Weight decay acts on matrices only (of AdamW's: on everything with two dimensions), never on norms and biases.
+    Weight decay acts on matrices only (of AdamW's: on everything with two dimensions), never on norms and biases. With
+    `mup_base_width` AdamW's steps on matrices inside the layers are smaller by the width, and what they decay is not.
     """
     tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     tables.append(model.get_output_embeddings())
     looked_up = {id(parameter) for module in tables if module is not None for parameter in module.parameters()}
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    matrices = [p for p in trained if p.ndim == 2 and id(p) not in looked_up] if spec.optimizer == "muon" else []
-    taken = {id(parameter) for parameter in matrices}
+    matrices = [p for p in trained if p.ndim == 2 and id(p) not in looked_up]
+    ratio = getattr(model.config, "width_ratio", 1.0)
+    apart = matrices if spec.optimizer == "muon" or ratio != 1.0 else []
+    taken = {id(parameter) for parameter in apart}
     rest = [parameter for parameter in trained if id(parameter) not in taken]
     decayed = [p for p in rest if p.ndim >= 2 and spec.optimizer == "adamw"]
     plain = [p for p in rest if p.ndim < 2 or spec.optimizer == "muon"]
-    groups = [{"params": decayed, "weight_decay": spec.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    groups: list[dict[str, Any]] = [
+        {"params": decayed, "weight_decay": spec.weight_decay},
+        {"params": plain, "weight_decay": 0.0},
+    ]
+    if spec.optimizer == "adamw":
+        slower = {"lr": spec.learning_rate / ratio, "weight_decay": spec.weight_decay * ratio}
+        groups.append({"params": apart, **slower})
     first, second = spec.betas
     adamw = AdamW([g for g in groups if g["params"]], lr=spec.learning_rate, betas=(first, second), fused=True)
     result: list[Optimizer] = [adamw]
-    if matrices:
-        muon = Muon(matrices, spec.matrix_learning_rate, weight_decay=spec.weight_decay, momentum=spec.momentum)
+    if apart and spec.optimizer == "muon":
+        muon = Muon(apart, spec.matrix_learning_rate, weight_decay=spec.weight_decay, momentum=spec.momentum)
         result.append(muon)
     for optimizer in result:
         for group in optimizer.param_groups:

@@ -213,6 +213,7 @@ def every(value: Any) -> Requirement:
 TRAINING_ONLY = {
     "initialization",
     "initializer_range",
+    "mup_base_width",
     "dropout",
     "attention_dropout",
     "activation_dropout",

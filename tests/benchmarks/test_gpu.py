@@ -14,6 +14,7 @@ from benchmarks.steps import STEPS, Goal, Step
 from training import metrics
 
 
+@pytest.mark.slow
 def test_every_step_at_a_tiny_size(tmp_path: Path) -> None:
     """In a process of its own, as somebody would who has yet to get a GPU."""
     command = [sys.executable, "-m", "benchmarks.gpu", "run", "--rehearse", "--output_dir", str(tmp_path)]

@@ -56,6 +56,7 @@ def test_parts_add_up():
     assert scale.checkpoint(model, Sizes(8, 8)) == 12 * model.counted()[0] / 8
 
 
+@pytest.mark.slow
 def test_two_processes_send_what_the_formula_says_and_the_page_says_it(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(scale, "MEASURED", SMALL)
     monkeypatch.setattr(scale, "NEGLIGIBLE", SMALL)
