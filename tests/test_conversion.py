@@ -10,6 +10,7 @@ import weakref
 from functools import partial
 from pathlib import Path
 
+import gguf
 import huggingface_hub
 import pytest
 import torch
@@ -25,6 +26,7 @@ import hf_scratch_transformer as scratch
 from hf_scratch_transformer import cli
 from hf_scratch_transformer.conversion import convert_folder, convert_from, convert_to, folders, weights
 from hf_scratch_transformer.conversion.families import FAMILIES
+from hf_scratch_transformer.conversion.gguf import FORMS, to_gguf
 from hf_scratch_transformer.tokenization import train_tokenizer
 
 from . import tiny
@@ -1011,73 +1013,77 @@ def test_ten_steps_of_training_are_those_of_the_native_model(name):
     assert losses[0][-1] < losses[0][0] - 0.02
 
 
-def write_gguf(model: transformers.LlamaForCausalLM, path: Path, without: str = "") -> None:
-    """A Llama as llama.cpp stores it, by its own Python package: entries of a rotated pair are interleaved."""
-    import gguf
-
-    config = model.config
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list([f"<{i}>" if i < 3 else chr(ord("A") + i - 3) for i in range(38)] + ["AB", "CD"])
-    writer.add_token_types([3] * 3 + [1] * (config.vocab_size - 3))
-    writer.add_token_merges(["A B", "C D"])
-    writer.add_bos_token_id(config.bos_token_id)
-    writer.add_eos_token_id(config.eos_token_id)
-    writer.add_pad_token_id(config.pad_token_id)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
-    for name, tensor in model.state_dict().items():
-        if name in (*model.all_tied_weights_keys, without):
-            continue
-        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
-        if heads:
-            tensor = tensor.view(heads, 2, -1, tensor.shape[-1]).transpose(1, 2).reshape(tensor.shape)
-        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), tensor.contiguous().numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+def save_as_ours(name: str, tokenizer, folder: Path, **overrides) -> PreTrainedModel:
+    ours = convert_from(native(name, vocab_size=len(tokenizer) + 3, **overrides))  # some rows without a token
+    ours.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return ours
 
 
-def test_gguf_out_and_in(tmp_path):
-    """Ours, exported, written by llama.cpp's package, read by transformers, and converted again."""
-    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96}
-    ours = tiny.model(scratch.ScratchDecoderForCausalLM, hidden_act="swiglu", tie_word_embeddings=False, **sizes)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", FORMS)
+def test_gguf_out_and_in(name, dtype, tokenizer, tmp_path, capsys):
+    """Ours, written as llama.cpp's package has it, read by transformers, and converted again."""
+    overrides = {  # what transformers reads: biases where they always are, and only the usual width of Qwen3's heads
+        "llama": {"attention_bias": False, "mlp_bias": False},
+        "qwen3": {"attention_bias": False, "head_dim": 128},
+        "starcoder2": {"sliding_window": None},
+    }.get(name, {})
+    ours = save_as_ours(name, tokenizer, tmp_path / "ours", tie_word_embeddings=False, **overrides).to(dtype)
+    ours.save_pretrained(tmp_path / "ours")
     file = tmp_path / "model.gguf"
-    write_gguf(convert_to(ours, "llama"), file)
-    inputs = tiny.inputs(ours)
-    read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=file.name)
-    with torch.no_grad():
-        assert_close(read(**inputs).logits, ours(**inputs).logits, atol=1e-5, rtol=1e-5)
-    for again in (convert_from(file), None):
-        if again is None:
-            assert cli.main(["convert", str(file), str(tmp_path / "ours")]) == 0
-            again = type(ours).from_pretrained(tmp_path / "ours")
+    assert cli.main(["convert", str(tmp_path / "ours"), str(file), "--to", "gguf"]) == 0
+    assert re.search(r"logits reach \S+, differ by at most \S+ ", capsys.readouterr().out)
+    assert cli.main(["convert", str(file), str(tmp_path / "again")]) == 0
+    for again in (convert_from(file), type(ours).from_pretrained(tmp_path / "again")):
         assert again.state_dict().keys() == ours.state_dict().keys()
-        for name, tensor in ours.state_dict().items():
-            assert torch.equal(again.state_dict()[name], tensor), name
-    assert AutoTokenizer.from_pretrained(tmp_path / "ours").vocab_size == 40
+        for parameter, tensor in ours.state_dict().items():
+            assert_close(again.state_dict()[parameter].float(), tensor.float(), atol=2e-7, rtol=0, msg=parameter)
+    read = AutoTokenizer.from_pretrained(tmp_path / "again")
+    for text in ("the cat ate a dog", " Zwei  Zeilen,\n 12 KATZEN: \u4e8c"):
+        assert read(text).input_ids == tokenizer(text).input_ids
+        assert read.decode(read(text).input_ids) == tokenizer.decode(tokenizer(text).input_ids)
 
 
-def test_gguf_with_weights_missing_is_refused(tmp_path):
+def test_what_gguf_cannot_say_is_refused(tokenizer, tmp_path, capsys):
+    save_as_ours("llama", tokenizer, tmp_path / "yarn", rope_parameters=LLAMA3_ROPE)
+    save_as_ours("gpt2", tokenizer, tmp_path / "gpt2")
+    save_as_ours("llama", tokenizer, tmp_path / "good")
+    native("llama").save_pretrained(tmp_path / "native")
+    words = train_tokenizer(["the cat sat"] * 10, family="encoder", vocab_size=60)
+    save_as_ours("llama", words, tmp_path / "words")
+    marks = train_tokenizer(["\u0915\u093f\u0938\u0940 \u0928\u0947"] * 10, family="decoder", vocab_size=300)  # Hindi
+    save_as_ours("llama", marks, tmp_path / "marks")
+    for source, target, message in (
+        ("yarn", "new.gguf", "only rope_type='default' is written as gguf"),
+        ("gpt2", "new.gguf", "no architecture that is written as gguf has these options: .* cannot become llama"),
+        ("words", "new.gguf", "tokenizer: only byte-level BPE over words"),
+        ("marks", "new.gguf", r"tokenizer: .* \(.*\) has a combining mark"),
+        ("native", "new.gguf", "is a llama model; models of ours become gguf"),
+        ("good", "new", "new must end in .gguf"),
+    ):
+        assert cli.main(["convert", str(tmp_path / source), str(tmp_path / target), "--to", "gguf"]) == 2
+        assert re.search(message, capsys.readouterr().err)
+    assert {path.name for path in tmp_path.iterdir()} == {"yarn", "gpt2", "good", "words", "marks", "native"}
+
+
+def test_gguf_with_weights_missing_is_refused(tokenizer, tmp_path, monkeypatch):
     """transformers would draw them at random, with a warning."""
-    ours = tiny.model(scratch.ScratchDecoderForCausalLM, hidden_act="swiglu", tie_word_embeddings=False)
-    write_gguf(convert_to(ours, "llama"), tmp_path / "model.gguf", without="model.layers.1.mlp.up_proj.weight")
+    add = gguf.GGUFWriter.add_tensor
+
+    def without(self, name: str, *args) -> None:
+        if name != "blk.1.ffn_up.weight":
+            add(self, name, *args)
+
+    monkeypatch.setattr(gguf.GGUFWriter, "add_tensor", without)
+    save_as_ours("llama", tokenizer, tmp_path / "ours")
+    to_gguf(tmp_path / "ours", tmp_path / "model.gguf")
     with pytest.raises(ValueError, match="model.gguf: 1 weights are missing: model.layers.1.mlp.up_proj.weight"):
-        convert_folder(tmp_path / "model.gguf", tmp_path / "ours")
+        convert_folder(tmp_path / "model.gguf", tmp_path / "new")
     (tmp_path / "model.gguf").write_bytes(b"GGUF" + bytes(40))
     with pytest.raises(ValueError, match="model.gguf: "):
-        convert_folder(tmp_path / "model.gguf", tmp_path / "ours")
-    assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
+        convert_folder(tmp_path / "model.gguf", tmp_path / "new")
+    assert {path.name for path in tmp_path.iterdir()} == {"ours", "model.gguf"}
 
 
 def test_an_engine_that_is_not_there_is_named(tmp_path, monkeypatch, capsys):
@@ -1085,6 +1091,6 @@ def test_an_engine_that_is_not_there_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert cli.main(["convert", str(tmp_path), str(tmp_path / "new"), "--to", "ctranslate2"]) == 2
     assert capsys.readouterr().err == (
-        "scratch-transformer: --to ctranslate2 needs that engine: pip install ctranslate2\n"
+        "scratch-transformer: --to ctranslate2 needs that package: pip install ctranslate2\n"
     )
     assert not (tmp_path / "new").exists()

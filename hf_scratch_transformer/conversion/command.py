@@ -7,14 +7,14 @@ from typing import Any
 from .families import FAMILIES
 from .folders import convert_folder
 
-ENGINE = "ctranslate2"  # which is installed by those who want it
+ENGINES = ("ctranslate2", "gguf")  # the packages of those that want them, and our files for them
 
 
 def add_commands(subparsers: Any) -> None:
     parser = subparsers.add_parser("convert", help="a model of another architecture as ours, or ours as theirs")
     parser.add_argument("source", metavar="SRC", help="folder, id on the Hub, or .gguf file")
-    parser.add_argument("target", metavar="DST", help="new folder")
-    targets = (*FAMILIES, ENGINE)
+    parser.add_argument("target", metavar="DST", help="new folder, or file for gguf")
+    targets = (*FAMILIES, *ENGINES)
     parser.add_argument("--to", metavar="FAMILY", choices=targets, help=f"if SRC is ours: {', '.join(targets)}")
     words = "do not compare what both compute, which needs both in memory"
     parser.add_argument("--no-verify", dest="verify", action="store_false", help=words)
@@ -22,12 +22,18 @@ def add_commands(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    if arguments.to == ENGINE:
-        if importlib.util.find_spec(ENGINE) is None:
-            raise ValueError(f"--to {ENGINE} needs that engine: pip install {ENGINE}")
+    engine, source, target = arguments.to, arguments.source, arguments.target
+    if engine not in ENGINES:
+        print(convert_folder(source, target, engine, arguments.verify))
+    elif importlib.util.find_spec(engine) is None:
+        raise ValueError(f"--to {engine} needs that package: pip install {engine}")
+    elif engine == "gguf":
+        from .gguf import to_gguf
+
+        if (compared := to_gguf(source, target, arguments.verify)) is not None:
+            print(compared)
+    else:
         from .ctranslate2 import to_ctranslate2
 
-        to_ctranslate2(arguments.source, arguments.target)
-    else:
-        print(convert_folder(arguments.source, arguments.target, arguments.to, arguments.verify))
-    print(f"wrote {arguments.target}")
+        to_ctranslate2(source, target)
+    print(f"wrote {target}")

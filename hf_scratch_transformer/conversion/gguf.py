@@ -1,0 +1,176 @@
+"""Our language models as GGUF, the files of llama.cpp and what is built on it, by its own Python package."""
+
+import json
+import os
+import unicodedata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gguf
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from ..configuration_scratch import rotary_dim
+from ..files import new_folder, reading, replacing
+from ..tokenization import WORDS
+from .comparison import Comparison, compare
+from .folders import IN_SINGLE, OUR_CONFIGS, convert_to, read_config
+
+
+class Form(NamedTuple):
+    """How GGUF stores a native architecture."""
+
+    name: str  # of llama.cpp's architecture
+    neighbours: bool = False  # what is turned together stands together
+    one_plus: bool = False  # norms are stored with the one that theirs leave out
+
+
+FORMS = {  # by native architecture; a model is stored as the first that it can become
+    "llama": Form("LLAMA", neighbours=True),
+    "qwen2": Form("QWEN2"),
+    "qwen3": Form("QWEN3"),
+    "starcoder2": Form("STARCODER2"),
+    "nemotron": Form("NEMOTRON", one_plus=True),
+}
+FILE_TYPES = {torch.float32: "ALL_F32", torch.float16: "MOSTLY_F16", torch.bfloat16: "MOSTLY_BF16"}
+
+
+def to_gguf(source: str | os.PathLike[str], target: str | os.PathLike[str], verify: bool = False) -> Comparison | None:
+    """Write one file with parameters, configuration and tokenizer; it appears once all of it is there.
+
+    Args:
+        source: a folder of a language model of ours, with its byte-level tokenizer.
+        target: a file that does not exist yet, ending in .gguf. Matrices keep their type.
+        verify: read it again, with transformers, and compare what both compute of the same tokens.
+
+    Raises:
+        ValueError: if the model or its tokenizer has options that GGUF does not know, and if the file computes
+            something else.
+    """
+    target = new_folder(target)
+    if target.suffix != ".gguf":
+        raise ValueError(f"{target} must end in .gguf")
+    config = read_config(Path(source))
+    if config.model_type not in OUR_CONFIGS:
+        raise ValueError(f"{source} is a {config.model_type} model; models of ours become gguf")
+    with reading(source):
+        ours = AutoModelForCausalLM.from_pretrained(source, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(source)
+    name, native = _native(ours)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(target) as new:
+        writer = gguf.GGUFWriter(new, gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH[FORMS[name].name]])
+        _add_configuration(writer, native)
+        _add_tokenizer(writer, tokenizer, native.config)
+        _add_parameters(writer, native, FORMS[name])
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        if not verify:
+            return None
+        read = AutoModelForCausalLM.from_pretrained(new.parent, gguf_file=new.name, **IN_SINGLE)
+        compared = compare(ours.float(), read)
+        if not compared.is_close:
+            raise ValueError(f"{source}: {target.name} would compute something else; {compared}")
+        return compared
+
+
+def _native(model: Any) -> tuple[str, PreTrainedModel]:
+    reasons = []
+    for name in FORMS:
+        try:
+            return name, convert_to(model, name)
+        except ValueError as error:
+            reasons.append(str(error))
+    raise ValueError("no architecture that is written as gguf has these options: " + "; ".join(reasons))
+
+
+def _add_configuration(writer: Any, model: PreTrainedModel) -> None:
+    config: Any = model.config
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    rope = config.rope_parameters
+    if rope["rope_type"] != "default":
+        raise ValueError(f"rope_parameters={rope}: only rope_type='default' is written as gguf")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    writer.add_rope_dimension_count(rotary_dim(head_dim, rope))
+    if (eps := getattr(config, "rms_norm_eps", None)) is not None:
+        writer.add_layer_norm_rms_eps(eps)
+    else:
+        writer.add_layer_norm_eps(config.norm_epsilon if hasattr(config, "norm_epsilon") else config.norm_eps)
+    if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
+        writer.add_sliding_window(config.sliding_window)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_file_type(gguf.LlamaFileType[FILE_TYPES[model.dtype]])
+
+
+def _add_tokenizer(writer: Any, tokenizer: PreTrainedTokenizerBase, config: Any) -> None:
+    described = json.loads(tokenizer.backend_tokenizer.to_str())
+    split = described["pre_tokenizer"] or {}
+    *before, last = split.get("pretokenizers") or [split]
+    patterns = [each.get("pattern", {}).get("Regex") for each in before]
+    is_known = patterns == [WORDS] or (not patterns and last.get("use_regex"))
+    if described["model"]["type"] != "BPE" or last.get("type") != "ByteLevel" or not is_known:
+        raise ValueError("tokenizer: only byte-level BPE over words, as GPT-2's and ours, is written as gguf")
+    for token, number in tokenizer.get_vocab().items() if patterns else ():
+        text = tokenizer.decode([number])
+        if any(unicodedata.category(letter).startswith("M") for letter in text[1:]):
+            raise ValueError(f"tokenizer: {token!r} ({text}) has a combining mark, at which words of gguf's files end")
+    names = dict.fromkeys(range(config.vocab_size), "")
+    names |= {number: token for token, number in tokenizer.get_vocab().items()}
+    kinds = {number: gguf.TokenType.NORMAL if token else gguf.TokenType.UNUSED for number, token in names.items()}
+    for added in described["added_tokens"]:
+        kinds[added["id"]] = gguf.TokenType.CONTROL if added["special"] else gguf.TokenType.USER_DEFINED
+    order = sorted(names)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([names[number] or f"[unused{number}]" for number in order])
+    writer.add_token_types([kinds[number] for number in order])
+    merges = described["model"]["merges"]
+    writer.add_token_merges([each if isinstance(each, str) else " ".join(each) for each in merges])
+    for part in ("bos", "eos", "pad"):
+        if (number := getattr(tokenizer, f"{part}_token_id")) is not None:
+            getattr(writer, f"add_{part}_token_id")(number)
+    encoded = tokenizer("a")["input_ids"]
+    writer.add_add_bos_token(encoded[0] == tokenizer.bos_token_id)
+    writer.add_add_eos_token(encoded[-1] == tokenizer.eos_token_id)
+    writer.add_add_space_prefix(bool(last["add_prefix_space"]))
+    if tokenizer.chat_template:
+        writer.add_chat_template(tokenizer.chat_template)
+
+
+def _add_parameters(writer: Any, model: PreTrainedModel, form: Form) -> None:
+    config: Any = model.config
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[form.name], config.num_hidden_layers)
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    for name, tensor in model.state_dict().items():
+        if name in model.all_tied_weights_keys:
+            continue
+        if form.neighbours and (count := heads.get(name.split(".")[-2])):
+            tensor = tensor.unflatten(0, (count, 2, -1)).transpose(1, 2).flatten(0, 2)
+        if form.one_plus and name.endswith("norm.weight"):
+            tensor = 1 + tensor.float()
+        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if stored is None:
+            raise ValueError(f"{name} has no name in gguf")
+        writer.add_tensor(stored, *_numbers(tensor))
+
+
+def _numbers(tensor: Tensor) -> tuple[Any, ...]:
+    """As numpy has them; vectors in single precision, as llama.cpp wants them."""
+    if tensor.ndim == 1 or tensor.dtype == torch.float32:
+        return (tensor.float().contiguous().numpy(),)
+    if tensor.dtype == torch.float16:
+        return (tensor.contiguous().numpy(),)
+    kind = gguf.GGMLQuantizationType.BF16
+    data = gguf.quants.quantize(tensor.float().contiguous().numpy(), kind)
+    return data, None, kind
