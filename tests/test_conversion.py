@@ -453,6 +453,38 @@ def test_every_head(name, task):
         assert all(torch.equal(state[key], tensor) for key, tensor in model.state_dict().items())
 
 
+@pytest.mark.parametrize("is_folder", [True, False])
+@pytest.mark.parametrize("name", ["t5", "mt5", "umt5", "llama", "bert", "gpt_neox"])
+def test_a_head_apart_from_the_table_that_its_configuration_makes_one(name, is_folder, tmp_path):
+    """As FLAN-T5's: transformers goes by the numbers in the file."""
+    theirs = native(name, size=0, **({} if name == "t5" else {"tie_word_embeddings": True}))
+    head = theirs.get_output_embeddings()
+    head.weight = torch.nn.Parameter(torch.randn_like(head.weight))
+    source = theirs
+    if is_folder:
+        theirs.save_pretrained(source := tmp_path / "native")
+        convert_folder(source, tmp_path / "checked", verify=True)
+    ours = convert_from(source)
+    assert not ours.config.tie_word_embeddings
+    inputs = batch(ours)
+    with torch.no_grad():
+        assert_same_outputs(theirs(**inputs), ours(**inputs), inputs["attention_mask"], tolerance=1e-5)
+    back = convert_to(ours, name)
+    ours.save_pretrained(tmp_path / "ours")
+    convert_folder(tmp_path / "ours", tmp_path / "back", name, verify=True)
+    for model in (back, type(theirs).from_pretrained(tmp_path / "back")):
+        assert all(torch.equal(tensor, theirs.state_dict()[each]) for each, tensor in model.state_dict().items())
+        assert model.config.tie_word_embeddings == (name in T5S)
+
+
+def test_other_tables_apart_are_refused():
+    theirs = native("marian", size=0)
+    table = theirs.model.encoder.embed_tokens
+    table.weight = torch.nn.Parameter(torch.randn_like(table.weight))
+    with pytest.raises(ValueError, match="makes model.encoder.embed_tokens.weight one with others, but they differ"):
+        convert_from(theirs)
+
+
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("name", GENERATORS)
 def test_generation_token_for_token(name, beams):

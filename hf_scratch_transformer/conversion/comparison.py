@@ -22,14 +22,17 @@ class Comparison:
     reach: float  # the largest number in it
 
     @property
+    def allowed(self) -> float:
+        return TOLERANCE * max(1.0, self.reach)
+
+    @property
     def is_close(self) -> bool:
-        return self.difference <= TOLERANCE * max(1.0, self.reach)
+        return self.difference <= self.allowed
 
     def __str__(self) -> str:
-        allowed = TOLERANCE * max(1.0, self.reach)
         return (
             f"the same random tokens through both: {self.output} reach {self.reach:.3g}, "
-            f"differ by at most {self.difference:.2g} ({allowed:.2g} allowed)"
+            f"differ by at most {self.difference:.2g} ({self.allowed:.2g} allowed)"
         )
 
 
@@ -44,7 +47,7 @@ def compare(one: PreTrainedModel, other: PreTrainedModel) -> Comparison:
             expected, actual = expected.float(), actual.float()
             difference = (actual - expected).abs().max().nan_to_num(nan=float("inf")).item()
             found.append(Comparison(name, difference, expected.abs().max().item()))
-    return max(found, key=lambda each: each.difference / max(1.0, each.reach))
+    return max(found, key=lambda each: each.difference / each.allowed)
 
 
 def tokens_for(model: PreTrainedModel) -> dict[str, Tensor]:

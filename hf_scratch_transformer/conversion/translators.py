@@ -5,7 +5,7 @@ from typing import Any
 
 from ..configuration_scratch import ScratchSeq2SeqConfig
 from .shared import ACTIVATIONS, EQUAL_HEADS, GATED, NOT_QUANTIZED, PADDING_FIRST, TOKENS, WITH_BIASES
-from .tables import Family, Field, Head, OneRow, Row, SinusoidTable, chosen, same
+from .tables import Family, Field, Head, OneOf, OneRow, Row, SinusoidTable, chosen, same
 
 # Encoder-decoders: Marian (Junczys-Dowmunt et al., 2018) and BART (Lewis et al., 2020)
 
@@ -236,7 +236,7 @@ def like_t5(native: str, prefix: str, fields: tuple[Field, ...] = (), **constant
             "": Head(f"{prefix}Model"),
             "ConditionalGeneration": Head(f"{prefix}ForConditionalGeneration", SEQ2SEQ_HEAD[:1]),
         },
-        fields=TOKENS
+        fields=tuple(option for option in TOKENS if option.theirs != "tie_word_embeddings")
         + same("relative_attention_num_buckets", "relative_attention_max_distance", "use_cache")
         + same("decoder_start_token_id", "classifier_dropout")
         + (
@@ -258,6 +258,7 @@ def like_t5(native: str, prefix: str, fields: tuple[Field, ...] = (), **constant
             "attention_output_bias": EQUAL_HEADS["attention_output_bias"],
             "position_embedding_type": "relative_bias",
             "attention_multiplier": 1.0,
+            "tie_word_embeddings": OneOf([True, False]),  # whatever its configuration says: see `held_apart`
             **constants,
         },
         requires=NOT_QUANTIZED,

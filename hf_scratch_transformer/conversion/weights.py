@@ -126,6 +126,25 @@ def stored(model: PreTrainedModel) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in model.state_dict().items() if name not in left_out}
 
 
+def head_of(model: PreTrainedModel) -> str | None:
+    """The name of the parameter by which it predicts tokens."""
+    head = model.get_output_embeddings()
+    return next((f"{name}.weight" for name, module in model.named_modules() if module is head and head), None)
+
+
+def held_apart(model: PreTrainedModel, weights: Mapping[str, Tensor], name_in_files: Callable[[str], str]) -> set[str]:
+    """Parameters that a model's configuration ties to others, and that have other numbers than those in a source: the
+    heads of FLAN-T5, whose configuration says that every T5 has one table."""
+    pairs = {tied: (tied, source) for tied, source in model.all_tied_weights_keys.items()}
+    in_files = {tied: tuple(map(name_in_files, pair)) for tied, pair in pairs.items()}
+    return {
+        tied
+        for names in (pairs, in_files)
+        for tied, (one, other) in names.items()
+        if one in weights and other in weights and not torch.equal(weights[one], weights[other])
+    }
+
+
 def stored_names(
     model: PreTrainedModel,
     described: Mapping[str, Tensor],
@@ -216,8 +235,20 @@ class Translation:
             if not is_back and not any("pooler." in name for name in weights):
                 ours.pooler_act = None
             self.arguments = {"add_pooling_layer": ours.pooler_act is not None}
+        described = describe(weights)
         with torch.device("meta"):
-            our_model, native_model = family.our_class(task)(ours), native_class(theirs, **self.arguments)
+            native_model = native_class(theirs, **self.arguments)
+        head = head_of(native_model)
+        if is_back:
+            apart = {head} if head and not ours.tie_word_embeddings else set()
+        elif apart := held_apart(native_model, weights, family.name_in_files):
+            if apart != {head}:
+                raise ValueError(f"its configuration makes {in_short(sorted(apart))} one with others, but they differ")
+            ours.tie_word_embeddings = False
+        for name in apart & native_model.all_tied_weights_keys.keys():  # as transformers has it where they differ
+            del native_model.all_tied_weights_keys[name]
+        with torch.device("meta"):
+            our_model = family.our_class(task)(ours)
         source_model: PreTrainedModel = our_model if is_back else native_model
         self.source_class = type(source_model)
         self.model: PreTrainedModel = native_model if is_back else our_model
@@ -228,7 +259,7 @@ class Translation:
                 name.startswith(family.left_out) or any(leaf_of(name, link.theirs) is not None for link in rows)
             )
 
-        self.weights, self.described = weights, describe(weights)
+        self.weights, self.described = weights, described
         self.source = stored(source_model)
         # As files have the parameters of the source, and of the target.
         self.name_in_files: Callable[[str], str] = family.name_in_files if is_back else str
