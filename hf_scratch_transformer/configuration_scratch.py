@@ -200,6 +200,9 @@ class ScratchConfig(PreTrainedConfig):
     hidden_act: str = "gelu"  # of the feed-forward layer, in ACTIVATIONS
     position_embedding_type: str = "rotary"  # in POSITIONS
     max_position_embeddings: int = 512  # the longest sequence meant; a hard limit only for learned positions
+    # Blocks that are "sliding_attention" (in LAYER_TYPES), not "full_attention", see so many tokens, one itself among
+    # them; in an encoder so many to either side. `rope_parameters` may have an entry for each kind (Gemma 3).
+    sliding_window: int | None = None
     position_offset: int = 0  # of the first position, where they are added to embeddings (BART and RoBERTa have 2)
     rope_parameters: dict | None = None  # of rotary ones; types but "default" stretch the context of a trained model
     relative_attention_num_buckets: int = 32  # of distances that a relative bias tells apart
@@ -354,19 +357,34 @@ class ScratchConfig(PreTrainedConfig):
                 if token is not None and not 0 <= token < limit:
                     yield f"{name}={tokens} must lie within the vocabulary, 0 to {limit - 1}"
 
+    def _errors_of_kinds(self, depths: dict[str, str]) -> Iterator[str]:
+        """`depths`: fields with an entry for each block, and the fields that say how many there are."""
+        kinds: set[str] = set()
+        for name, depth in depths.items():
+            if (each := getattr(self, name)) is not None and len(each) != getattr(self, depth):
+                yield f"{name}={each} must have {depth}={getattr(self, depth)} entries"
+            if name.endswith("layer_types"):
+                kinds |= set(each)
+                if unknown := set(each) - set(LAYER_TYPES):
+                    known = ", ".join(map(repr, LAYER_TYPES))
+                    yield f"{name}={each}: {', '.join(map(repr, unknown))} must be in {known}"
+                if "sliding_attention" in each and self.sliding_window is None:
+                    yield f"{name}={each}: 'sliding_attention' needs sliding_window, in tokens"
+        rope = self.rope_parameters or {}
+        nested = [kind for kind in LAYER_TYPES if kind in rope]
+        if nested and not {*kinds, *rope} <= {*nested}:
+            yield f"rope_parameters={rope} must have one entry for each of layer_types={sorted(kinds)}"
+
 
 CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 
 
 @strict
 class ScratchStackConfig(ScratchConfig):
-    """What an encoder and a decoder have in common, but not a translator: blocks may be of several kinds."""
+    """What an encoder and a decoder have in common, but not a translator: one stack of blocks."""
 
     num_hidden_layers: int = 6  # N
-    # The kind of each block, in LAYER_TYPES. Default: "full_attention". The others see `sliding_window` tokens, their
-    # own among them; in an encoder so many to either side. `rope_parameters` may have an entry for each (Gemma 3).
-    layer_types: list[str] | None = None
-    sliding_window: int | None = None  # in tokens
+    layer_types: list[str] | None = None  # of each block. Default: "full_attention"
     no_rope_layers: list[int] | None = None  # for each block 1, or 0 where it knows no positions (SmolLM3's name)
 
     def __post_init__(self, **kwargs: Any) -> None:
@@ -383,20 +401,9 @@ class ScratchStackConfig(ScratchConfig):
 
     def _errors(self) -> Iterator[str]:
         yield from super()._errors()
-        depth, kinds = self.num_hidden_layers, self.layer_types
-        for name in ("layer_types", "no_rope_layers"):
-            if (each := getattr(self, name)) is not None and len(each) != depth:
-                yield f"{name}={each} must have num_hidden_layers={depth} entries"
-        if unknown := set(kinds) - set(LAYER_TYPES):
-            yield f"layer_types={kinds}: {', '.join(map(repr, unknown))} must be in {', '.join(map(repr, LAYER_TYPES))}"
-        if "sliding_attention" in kinds and self.sliding_window is None:
-            yield f"layer_types={kinds}: 'sliding_attention' needs sliding_window, in tokens"
+        yield from self._errors_of_kinds(dict.fromkeys(("layer_types", "no_rope_layers"), "num_hidden_layers"))
         if self.no_rope_layers is not None and not POSITIONS[self.position_embedding_type].is_rotary:
             yield f"no_rope_layers needs position_embedding_type='rotary', got {self.position_embedding_type!r}"
-        rope = self.rope_parameters or {}
-        nested = [kind for kind in LAYER_TYPES if kind in rope]
-        if nested and not {*kinds, *rope} <= {*nested}:
-            yield f"rope_parameters={rope} must have one entry for each of layer_types={sorted(set(kinds))}"
 
 
 @strict
@@ -450,6 +457,9 @@ class ScratchSeq2SeqConfig(ScratchConfig):
 
     encoder_layers: int = 6  # N of the encoder; `generate` reads it by this name
     decoder_layers: int = 6  # N of the decoder
+    encoder_layer_types: list[str] | None = None  # of each block. Default: "full_attention"
+    decoder_layer_types: list[str] | None = None
+    decoder_embedding_norm_first: bool = False  # `embedding_norm` before positions are added (Blenderbot-small)
     decoder_vocab_size: int | None = None  # of the target. Default: vocab_size
     share_encoder_decoder_embeddings: bool = True  # one table for both sides; if tied, the head is that table too
     decoder_start_token_id: int | None = None  # of every target. Default: bos_token_id, or else pad_token_id
@@ -458,6 +468,9 @@ class ScratchSeq2SeqConfig(ScratchConfig):
     use_cache: bool = True  # by default, keys and values of earlier tokens are kept
 
     def __post_init__(self, **kwargs: Any) -> None:
+        for side in ("encoder", "decoder"):
+            if getattr(self, f"{side}_layer_types") is None:
+                setattr(self, f"{side}_layer_types", ["full_attention"] * getattr(self, f"{side}_layers"))
         if self.decoder_vocab_size is None:
             self.decoder_vocab_size = self.vocab_size
         if self.decoder_start_token_id is None:
@@ -474,11 +487,18 @@ class ScratchSeq2SeqConfig(ScratchConfig):
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
+        if name in ("encoder_layers", "decoder_layers"):
+            kinds = name.replace("layers", "layer_types")
+            if {*(getattr(self, kinds, None) or ())} == {"full_attention"}:
+                setattr(self, kinds, ["full_attention"] * value)
         if name == "vocab_size" and self.share_encoder_decoder_embeddings:  # one table: resizing it resizes both sides
             self.decoder_vocab_size = value
 
     def _errors(self) -> Iterator[str]:
         yield from super()._errors()
+        yield from self._errors_of_kinds({f"{side}_layer_types": f"{side}_layers" for side in ("encoder", "decoder")})
+        if self.decoder_embedding_norm_first and not self.embedding_norm:
+            yield "decoder_embedding_norm_first=True needs embedding_norm=True"
         if self.share_encoder_decoder_embeddings and self.decoder_vocab_size != self.vocab_size:
             yield (
                 f"share_encoder_decoder_embeddings=True needs decoder_vocab_size={self.decoder_vocab_size} to equal "

@@ -168,7 +168,7 @@ def repeat_heads(x: Tensor, groups: int) -> Tensor:
 class ScratchAttention(nn.Module):
     """Multi-head attention (section 3.2.2 of the paper) of the hidden states to themselves, or to an encoder's."""
 
-    def __init__(self, config: ScratchConfig, layer_idx: int, is_causal: bool):
+    def __init__(self, config: ScratchConfig, layer_idx: int, is_causal: bool, layer_type: str = "full_attention"):
         super().__init__()
         self.config = config
         self.layer_idx = layer_idx  # which layer of the cache holds its keys and values
@@ -177,7 +177,7 @@ class ScratchAttention(nn.Module):
         self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
         self.scaling = config.head_dim**-0.5 if config.attention_multiplier is None else config.attention_multiplier
         self.options = {} if config.attn_logit_softcapping is None else {"softcap": config.attn_logit_softcapping}
-        if (kinds := getattr(config, "layer_types", None)) and kinds[layer_idx] == "sliding_attention":
+        if layer_type == "sliding_attention":
             # Kernels count a token itself; to each side of an encoder's it has so many besides.
             self.options["sliding_window"] = config.sliding_window + (not is_causal)
         width, heads, groups = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
@@ -291,10 +291,17 @@ class ScratchBlock(GradientCheckpointingLayer):
     output. Each adds to the residual stream, `x = after(x + dropout(inside(sublayer(before(x)))))`, with norms in those
     of the three places that `norm_position` names; or attention and feed-forward layer add side by side."""
 
-    def __init__(self, config: ScratchConfig, layer_idx: int, is_causal: bool, has_encoder: bool = False):
+    def __init__(
+        self,
+        config: ScratchConfig,
+        layer_idx: int,
+        is_causal: bool,
+        has_encoder: bool = False,
+        layer_type: str = "full_attention",
+    ):
         super().__init__()
         self.placement = NORM_PLACEMENTS[config.norm_position]
-        self.self_attn = ScratchAttention(config, layer_idx, is_causal)
+        self.self_attn = ScratchAttention(config, layer_idx, is_causal, layer_type)
         self.self_attn_norm, self.self_attn_output_norm = self.make_norms(config)
         if layer_idx == 0 and not config.first_norm:
             self.self_attn_norm = nn.Identity()
@@ -365,11 +372,13 @@ class ScratchEmbeddings(nn.Module):
     """A vector for each token (section 3.4 of the paper), plus one for its position unless attention is told of it,
     plus one for its type if there are types."""
 
-    def __init__(self, config: ScratchConfig, vocab_size: int):
+    def __init__(self, config: ScratchConfig, vocab_size: int, norm_first: bool = False):
         super().__init__()
         width, positions = config.hidden_size, POSITIONS[config.position_embedding_type]
         self.word_embeddings = nn.Embedding(vocab_size, width, padding_idx=config.pad_token_id)
         self.scale = config.embedding_multiplier * (width**0.5 if config.scale_embedding else 1.0)
+        if norm_first:  # which undoes any scale
+            self.scale = 1.0
         self.position_offset = config.position_offset
         self.position_embeddings: nn.Module | None = None
         if positions.has_table:
@@ -379,6 +388,7 @@ class ScratchEmbeddings(nn.Module):
         types = getattr(config, "type_vocab_size", 0)  # a translator has none
         self.token_type_embeddings = nn.Embedding(types, width) if types else None
         self.norm = make_norm(config) if config.embedding_norm else None
+        self.norm_first = norm_first  # before positions are added
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(
@@ -388,13 +398,17 @@ class ScratchEmbeddings(nn.Module):
         token_type_ids: Tensor | None = None,  # (B, T); default: all of type 0
     ) -> Tensor:  # -> (B, T, D)
         embeddings = inputs_embeds if self.scale == 1.0 else inputs_embeds * self.scale
+        if self.norm is not None and self.norm_first:
+            embeddings = self.norm(embeddings)
         if self.position_embeddings is not None:
             places = position_ids + self.position_offset if self.position_offset else position_ids
             embeddings = embeddings + self.position_embeddings(places).to(embeddings.dtype)
         if self.token_type_embeddings is not None:
             types = torch.zeros_like(position_ids) if token_type_ids is None else token_type_ids
             embeddings = embeddings + self.token_type_embeddings(types)
-        return self.dropout(embeddings if self.norm is None else self.norm(embeddings))
+        if self.norm is not None and not self.norm_first:
+            embeddings = self.norm(embeddings)
+        return self.dropout(embeddings)
 
 
 class ScratchPooler(nn.Module):

@@ -6,7 +6,8 @@ Shapes: B batch, T length of the target, S length of the source, D width, V targ
 from typing import Any, Unpack
 
 from torch import Tensor, nn
-from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache, StaticCache
+from transformers.masking_utils import create_masks_for_generate
 from transformers.modeling_outputs import (
     BaseModelOutput,
     BaseModelOutputWithPastAndCrossAttentions,
@@ -30,7 +31,7 @@ class ScratchSeq2SeqEncoder(ScratchStack):
     """Blocks that see all of the source."""
 
     config: ScratchSeq2SeqConfig
-    depth = "encoder_layers"
+    depth, kinds = "encoder_layers", "encoder_layer_types"
 
     def __init__(self, config: ScratchSeq2SeqConfig):
         super().__init__(config, config.vocab_size, is_causal=False)
@@ -53,7 +54,7 @@ class ScratchSeq2SeqDecoder(ScratchStack):
     """Blocks that see one side of the target, and the encoder's output."""
 
     config: ScratchSeq2SeqConfig
-    depth = "decoder_layers"
+    depth, kinds = "decoder_layers", "decoder_layer_types"
     preallocate = staticmethod(preallocate)
     _can_record_outputs = {
         **ScratchStack._can_record_outputs,
@@ -78,7 +79,7 @@ class ScratchSeq2SeqDecoder(ScratchStack):
         **kwargs: Unpack[ScratchKwargs],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         if use_cache and past_key_values is None:
-            past_key_values = EncoderDecoderCache(DynamicCache(), DynamicCache())  # no layer of either slides
+            past_key_values = EncoderDecoderCache(DynamicCache(), DynamicCache())  # all is kept, also before a window
         source = encoder_hidden_states, encoder_attention_mask
         hidden_states = self.encode(
             input_ids, inputs_embeds, attention_mask, position_ids, past_key_values, *source, **kwargs
@@ -206,6 +207,26 @@ class ScratchSeq2SeqForConditionalGeneration(ScratchLanguageModel, ScratchGenera
         self.config.decoder_vocab_size = new_num_tokens
         self.tie_weights()
         return table
+
+    @staticmethod
+    def create_masks_for_generate(config: ScratchSeq2SeqConfig, **kwargs: Any) -> Any:
+        """Called by `generate`, for a static cache: the mask of each kind of the decoder's layers."""
+        return create_masks_for_generate(config.get_text_config(decoder=True), **kwargs)
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> None:
+        """Called by `generate`. Windows are of the target: of the source, every token is kept."""
+        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+        cache = model_kwargs.get("past_key_values")
+        if "sliding_attention" in self.config.decoder_layer_types and isinstance(cache, EncoderDecoderCache):
+            config, old = self.config.get_text_config(decoder=True), cache.cross_attention_cache
+            config.layer_types, config.sliding_window = ["full_attention"] * self.config.decoder_layers, None
+            if isinstance(old, StaticCache):
+                length = model_kwargs["encoder_outputs"][0].shape[1]
+                cache.cross_attention_cache = StaticCache(config=config, max_cache_len=length)
+            elif not old.get_seq_length():
+                cache.cross_attention_cache = DynamicCache(config=config, offloading=old.offloading)
 
     def _reorder_cache(self, past_key_values: EncoderDecoderCache, beam_idx: Tensor) -> EncoderDecoderCache:
         """Called by beam search: beams of a sentence trade what they have written. The source that they all read is the

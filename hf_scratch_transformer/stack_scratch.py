@@ -147,18 +147,20 @@ class ScratchStack(ScratchPreTrainedModel):
         "attentions": OutputRecorder(ScratchAttention, index=1, layer_name="self_attn"),
     }
     depth = "num_hidden_layers"  # the field of the configuration that says how many blocks are run
+    kinds = "layer_types"  # and that which says of which kind each is
     preallocate: Callable[[Cache], None]  # what a decoder does with an empty cache
 
     def __init__(self, config: ScratchConfig, vocab_size: int, is_causal: bool, has_encoder: bool = False):
         super().__init__(config)
         self.is_causal, self.has_encoder = is_causal, has_encoder
         self.positions = POSITIONS[config.position_embedding_type]
-        self.embeddings = ScratchEmbeddings(config, vocab_size)
-        depth = getattr(config, self.depth)
-        self.layers = nn.ModuleList(ScratchBlock(config, index, is_causal, has_encoder) for index in range(depth))
-        self.norm = make_norm(config) if NORM_PLACEMENTS[config.norm_position].final else None
+        self.embeddings = ScratchEmbeddings(config, vocab_size, has_encoder and config.decoder_embedding_norm_first)
         # Which of the masks each block is given, and which of the rotations, if one.
-        self.layer_types = getattr(config, "layer_types", None) or ["full_attention"] * depth
+        self.layer_types, depth = getattr(config, self.kinds), getattr(config, self.depth)
+        self.layers = nn.ModuleList(
+            ScratchBlock(config, index, is_causal, has_encoder, kind) for index, kind in enumerate(self.layer_types)
+        )
+        self.norm = make_norm(config) if NORM_PLACEMENTS[config.norm_position].final else None
         turned = getattr(config, "no_rope_layers", None) or [self.positions.is_rotary] * depth
         self.turned_as = [kind if each else None for kind, each in zip(self.layer_types, turned, strict=True)]
         self.rotary = nn.ModuleDict({kind: RotaryPositions(config, kind) for kind in self.turned_as if kind})

@@ -20,7 +20,11 @@ from .tokenization import config_fields
 LAYER = re.compile(
     r"(?P<stack>|.*?\b(?P<side>encoder|decoder)\.|model\.)(?P<parts>layers|position_bias)\.(?P<index>\d+)\.(?P<rest>.*)"
 )
-PER_LAYER = ("layer_types", "no_rope_layers")  # fields with an entry for each
+PER_LAYER = {  # fields with an entry for each, of a stack of so many
+    "num_hidden_layers": ("layer_types", "no_rope_layers"),
+    "encoder_layers": ("encoder_layer_types",),
+    "decoder_layers": ("decoder_layer_types",),
+}
 
 
 def select_layers(
@@ -48,10 +52,9 @@ def select_layers(
         if not picked or not all(0 <= each < count for each in picked):
             raise ValueError(f"layers {picked} must be some of 0 to {count - 1}")
         chosen[depth] = picked
-        if not is_translator:
-            for name in PER_LAYER:
-                if (each := getattr(config, name, None)) is not None:
-                    setattr(config, name, [each[index] for index in picked])
+        for name in PER_LAYER[depth]:
+            if (each := getattr(config, name, None)) is not None:
+                setattr(config, name, [each[index] for index in picked])
         setattr(config, depth, len(picked))
 
         if not config.first_norm and (picked[0] or picked.count(0) > 1):

@@ -100,6 +100,9 @@ def test_impossible_values_are_refused(wrong, message):
     [
         ({"decoder_vocab_size": 9}, "share_encoder_decoder_embeddings=True needs decoder_vocab_size=9 to equal"),
         ({"decoder_layers": 0}, "decoder_layers=0 must be at least 1"),
+        ({"encoder_layer_types": ["full_attention"]}, "encoder_layer_types=.* must have encoder_layers=6 entries"),
+        ({"decoder_layer_types": ["sliding_attention"] * 6}, "decoder_layer_types=.* needs sliding_window, in tokens"),
+        ({"decoder_embedding_norm_first": True}, "decoder_embedding_norm_first=True needs embedding_norm=True"),
         ({"pad_token_id": None, "bos_token_id": None}, "decoder_start_token_id=None: give it"),
         (
             {"decoder_vocab_size": 9, "share_encoder_decoder_embeddings": False, "decoder_start_token_id": 9},

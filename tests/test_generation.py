@@ -261,6 +261,19 @@ def test_embeddings_can_stand_in_for_tokens(model: PreTrainedModel, source: Tens
     assert torch.equal(generate(model, None, inputs_embeds=embeddings), generate(model, source))
 
 
+@pytest.mark.parametrize("how", [{}, {"cache_implementation": "static"}, {"num_beams": 3}])
+def test_a_translator_with_windows_writes_what_it_writes_without_a_cache(how: dict[str, Any]) -> None:
+    """Windows of the target are shorter than it gets; the source is longer than a window, and read as a whole."""
+    kinds = {f"{side}_layer_types": ["sliding_attention", "full_attention"] for side in ("encoder", "decoder")}
+    model = talkative(ScratchSeq2SeqForConditionalGeneration, **kinds, sliding_window=3, encoder_layers=2)
+    source = {"input_ids": tiny.tokens(40, 3, 9), "attention_mask": tiny.padding_mask(3, 9)}
+    expected = generate(model, **source, new=10, use_cache=False, num_beams=how.get("num_beams", 1))
+    assert torch.equal(generate(model, **source, new=10, **how), expected)
+    assert len(expected.unique()) > 3
+    model.config.decoder_layer_types = model.model.decoder.layer_types = ["full_attention"] * 2
+    assert not torch.equal(generate(model, **source, new=10, **how), expected)
+
+
 # Continuous batching
 
 

@@ -89,6 +89,14 @@ def test_a_first_layer_without_a_norm_stays_the_first():
             select_layers(ours, layers)
 
 
+def test_kinds_of_layers_go_with_those_of_a_translator():
+    made = select_layers(convert_from(native("t5gemma")), [1, 0, 0], [2])
+    assert made.config.encoder_layer_types == ["full_attention", *["sliding_attention"] * 2]
+    assert made.config.decoder_layer_types == ["sliding_attention"]
+    inputs = {"input_ids": tiny.tokens(41, 2, 7), "decoder_input_ids": tiny.tokens(41, 2, 5)}
+    assert_close(convert_to(made, "t5gemma")(**inputs).logits, made(**inputs).logits, atol=1e-5, rtol=1e-5)
+
+
 def test_layers_that_there_are_not():
     ours = convert_from(native("llama"))
     for layers in ([], [2], [-1]):

@@ -230,7 +230,11 @@ PARTS = {
     "pooler_act": ("", "SequenceClassification", "MultipleChoice"),
 }
 # Where a family says nothing else, blocks are all of one kind.
-ONE_KIND = {"layer_types": lambda config: ["full_attention"] * config.num_hidden_layers}
+ONE_KIND = {
+    "layer_types": lambda config: ["full_attention"] * config.num_hidden_layers,
+    "encoder_layer_types": lambda config: ["full_attention"] * config.encoder_layers,
+    "decoder_layer_types": lambda config: ["full_attention"] * config.decoder_layers,
+}
 # What transformers itself keeps in every configuration and means the same everywhere.
 COMMON_FIELDS = same("id2label", "label2id", "problem_type", "dtype")
 # What it writes anew on every save.
@@ -264,6 +268,7 @@ class Family:
         taken_as: classes of transformers with a head that has no counterpart here, and the task of what is left.
         left_out: beginnings of parameters of such heads.
         has_prefix: whether its parameters stand below a backbone where there is a head.
+        parts: configurations within theirs, whose options are named with them, `"encoder.hidden_size"`.
         saved_as: beginnings of parameters that transformers calls otherwise in files than in models.
     """
 
@@ -279,6 +284,7 @@ class Family:
     left_out: tuple[str, ...] = ()
     saved_as: Mapping[str, str] = field(default_factory=dict)
     has_prefix: bool = True
+    parts: tuple[str, ...] = ()
 
     def our_class(self, task: str) -> type[ScratchPreTrainedModel]:
         kind = self.config.__name__.removesuffix("Config")
@@ -305,18 +311,36 @@ class Family:
         Raises:
             ValueError: one message with every option of theirs that has no counterpart, and what it would have to be.
         """
-        options = theirs.to_dict()
+        options = self.options_of(theirs)
         ours = self.options_into(options, task)
         constants = {**self.constants, **self.heads[task].constants}
         for name, value in constants.items():
             if not callable(value):
                 ours.setdefault(name, value[0] if isinstance(value, OneOf) else value)
         config = self.config(**ours)
-        expressed = self.config_back(config, task).to_dict()
+        expressed = self.options_of(self.config_back(config, task))
         rest = {name: value for name, value in options.items() if expressed.get(name) != value}
         kept = {name: value for name, value in rest.items() if name not in BOOKKEEPING}
         config.converted_from = {"model_type": self.native, **kept}
         return config
+
+    def options_of(self, config: PreTrainedConfig) -> dict[str, Any]:
+        """Those of the configurations within it as `part.name`."""
+        options = config.to_dict()
+        for part in self.parts:
+            options |= {f"{part}.{name}": value for name, value in options.pop(part).items()}
+        return options
+
+    def native_config(self, options: Mapping[str, Any]) -> PreTrainedConfig:
+        parts: dict[str, dict[str, Any]] = {part: {} for part in self.parts}
+        whole = {}
+        for name, value in options.items():
+            part, _, within = name.partition(".")
+            if within:
+                parts[part][within] = value
+            else:
+                whole[name] = value
+        return transformers.AutoConfig.for_model(self.native, **whole, **parts)
 
     def options_into(self, theirs: Mapping[str, Any], task: str) -> dict[str, Any]:
         wrong = [
@@ -359,15 +383,14 @@ class Family:
         if wrong:
             raise ValueError(f"{type(ours).__name__} cannot become {self.native}: {'; '.join(wrong)}")
         theirs |= {name: value(ours) if callable(value) else value for name, value in self.written.items()}
-        config_class = transformers.AutoConfig.for_model(self.native).__class__
-        config = config_class(**theirs)
+        config = self.native_config(theirs)
         kept = getattr(ours, "converted_from", None) or {}
         if kept.get("model_type") == self.native:
-            meaning = self.options_into(config.to_dict(), task)
+            meaning = self.options_into(self.options_of(config), task)
             for name in kept.keys() - BOOKKEEPING:
                 # Only what still means the same: the options may have been changed since.
-                trial = config_class(**theirs | {name: kept[name]})
-                if self.options_into(trial.to_dict(), task) == meaning:
+                trial = self.native_config(theirs | {name: kept[name]})
+                if self.options_into(self.options_of(trial), task) == meaning:
                     theirs, config = theirs | {name: kept[name]}, trial
         return config
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..configuration_scratch import ScratchSeq2SeqConfig
+from .decoders import scalar_of
 from .shared import ACTIVATIONS, EQUAL_HEADS, GATED, NOT_QUANTIZED, PADDING_FIRST, TOKENS, WITH_BIASES
 from .tables import Family, Field, Head, OneOf, OneRow, Row, SinusoidTable, chosen, same
 
@@ -101,7 +102,13 @@ MARIAN = Family(
 FINAL_NORMS = tuple(Row(f"{stack}.layer_norm", f"{stack}.norm") for stack in ("encoder", "decoder"))
 
 
-def like_bart(native: str, prefix: str, rows: tuple[Row, ...] = (), **constants: Any) -> Family:
+def like_bart(
+    native: str,
+    prefix: str,
+    rows: tuple[Row, ...] = (),
+    fields: tuple[Field, ...] = same("classifier_dropout"),
+    **constants: Any,
+) -> Family:
     return Family(
         native=native,
         config=ScratchSeq2SeqConfig,
@@ -116,7 +123,7 @@ def like_bart(native: str, prefix: str, rows: tuple[Row, ...] = (), **constants:
             "": Head(f"{prefix}Model"),
             "ConditionalGeneration": Head(f"{prefix}ForConditionalGeneration", SEQ2SEQ_HEAD),
         },
-        fields=SEQ2SEQ_FIELDS + ONE_VOCABULARY + same("classifier_dropout"),
+        fields=SEQ2SEQ_FIELDS + ONE_VOCABULARY + fields,
         constants={
             **SEQ2SEQ,
             "position_embedding_type": "learned",
@@ -132,6 +139,11 @@ def like_bart(native: str, prefix: str, rows: tuple[Row, ...] = (), **constants:
 BART = like_bart("bart", "Bart")
 PLBART = like_bart("plbart", "PLBart", wrap_labels=True)
 MBART = like_bart("mbart", "MBart", FINAL_NORMS, wrap_labels=True, norm_position="pre")
+
+# Blenderbot's smaller models (Roller et al., 2021)
+BLENDERBOT_SMALL = like_bart(
+    "blenderbot-small", "BlenderbotSmall", fields=(), position_offset=0, decoder_embedding_norm_first=True
+)
 
 # Norms before each sub-layer, and one after the last: Pegasus (Zhang et al., 2020), Blenderbot (Roller et al., 2021)
 
@@ -280,3 +292,70 @@ def scaled_if(option: str) -> tuple[Field, ...]:
 T5 = like_t5("t5", "T5", scaled_if("scale_decoder_outputs"))
 MT5 = like_t5("mt5", "MT5")
 UMT5 = like_t5("umt5", "UMT5", scaled_if("tie_word_embeddings"), share_relative_attention_bias=False)
+
+
+# T5Gemma (Zhang et al., 2025): an encoder and a decoder of Gemma 2's blocks, here of one size
+
+
+def t5gemma_rows(stack: str) -> tuple[Row, ...]:
+    attentions = ("self_attn", "cross_attn") if stack == "decoder" else ("self_attn",)
+    layer = f"{stack}.layers.{{layer}}"
+    norms = {each: each for each in attentions} | {"mlp": "feedforward"}
+    return (
+        Row(f"{stack}.embed_tokens", f"{stack}.embeddings.word_embeddings"),
+        *(Row(f"{layer}.{each}.{part}_proj", f"{layer}.{each}.{part}_proj") for each in attentions for part in "qkvo"),
+        *(Row(f"{layer}.mlp.{part}_proj", f"{layer}.mlp.{part}_proj") for part in ("gate", "up", "down")),
+        *(
+            Row(f"{layer}.{theirs}_{name}_layernorm", f"{layer}.{part}_{ours}")
+            for part, name in norms.items()
+            for theirs, ours in (("pre", "norm"), ("post", "output_norm"))
+        ),
+        Row(f"{stack}.norm", f"{stack}.norm"),
+    )
+
+
+def t5gemma_fields(stack: str) -> tuple[Field, ...]:
+    options = (
+        *same("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
+        *same("max_position_embeddings", "rope_parameters", "initializer_range", "attention_bias", "sliding_window"),
+        *same("attn_logit_softcapping", "attention_dropout", "pad_token_id", "bos_token_id", "eos_token_id"),
+        Field("rms_norm_eps", "layer_norm_eps"),
+        Field("dropout_rate", "dropout"),
+        Field("num_hidden_layers", f"{stack}_layers"),
+        Field("layer_types", f"{stack}_layer_types"),
+        Field("vocab_size", "vocab_size" if stack == "encoder" else "decoder_vocab_size"),
+        Field("query_pre_attn_scalar", "attention_multiplier", lambda scalar, _: scalar**-0.5, scalar_of),
+        chosen("hidden_activation", "hidden_act", GATED),
+    )
+    return tuple(option._replace(theirs=f"{stack}.{option.theirs}") for option in options)
+
+
+T5GEMMA = Family(
+    native="t5gemma",
+    config=ScratchSeq2SeqConfig,
+    rows=t5gemma_rows("encoder") + t5gemma_rows("decoder"),
+    heads={
+        "": Head("T5GemmaModel"),
+        "ConditionalGeneration": Head("T5GemmaForConditionalGeneration", (Row("lm_head.out_proj", "lm_head"),)),
+    },
+    fields=TOKENS
+    + t5gemma_fields("encoder")
+    + t5gemma_fields("decoder")
+    + same("attention_dropout", "initializer_range")
+    + (
+        Field("dropout_rate", "dropout"),
+        Field("classifier_dropout_rate", "classifier_dropout"),
+        Field("decoder.final_logit_softcapping", "final_logit_softcapping"),
+    ),
+    constants={
+        **{name: EQUAL_HEADS[name] for name in ("value_head_dim", "attention_output_bias")},
+        "position_embedding_type": "rotary",
+        "norm_type": "rms_norm_1p",
+        "norm_position": "sandwich",
+        "scale_embedding": True,
+        "share_encoder_decoder_embeddings": False,
+        "decoder_start_token_id": lambda config: config.bos_token_id,
+    },
+    requires=NOT_QUANTIZED,
+    parts=("encoder", "decoder"),
+)
