@@ -39,7 +39,7 @@ HEAD = """# Architectures
 
 Written by `make architectures` from the tables in `hf_scratch_transformer/conversion/`; the last two columns are
 measured then, with {versions}. All go both ways, into ours and back to
-the same tensors, bit for bit, and the same configuration.
+the same tensors, bit for bit, and the same configuration; but for copies that a model has and never looks at.
 
 - **Heads**: the classes on both sides; the backbone is one of them.
 - **Options**: fields of our configuration, or of its `rope_parameters`, that some model of that architecture has not at

@@ -232,14 +232,15 @@ class ScratchConfig(PreTrainedConfig):
     initialization: str = "normal"  # in CHOICES
     initializer_range: float = 0.02  # standard deviation of the normal ones
     # hidden_size of a narrower model, by whose trials learning rate and initialisation were chosen (muP, Yang et al.,
-    # 2022): of a wider one logits are divided by the ratio r, matrices in the blocks start smaller by sqrt(r), and
-    # AdamW's steps on them are smaller by r. head_dim is to stay the same.
+    # 2022): of a wider one `logits_scaling` is the ratio r, if nothing else is said, matrices in the blocks start
+    # smaller by sqrt(r), and AdamW's steps on them are smaller by r. head_dim is to stay the same.
     mup_base_width: int | None = None
     dropout: float | int = 0.0  # on the embeddings and on the output of every sub-layer
     attention_dropout: float | int = 0.0  # on the attention weights
     activation_dropout: float | int = 0.0  # on the hidden units of the feed-forward layer
     classifier_dropout: float | int | None = None  # before the classification heads. Default: dropout
     pad_token_id: int | None = 0  # whose row of the table starts as zero, and only a tied head trains
+    train_padding_embedding: bool = False  # it is a row as others: T5's targets start with it, GPT-2's documents may
     bos_token_id: int | None = 1  # that a text begins with
     eos_token_id: int | list[int] | None = 2  # after which nothing more is generated
 
@@ -346,6 +347,8 @@ class ScratchConfig(PreTrainedConfig):
                 yield f"head_dim={self.head_dim}{part} must be even for position_embedding_type='rotary'"
             if (rope_type := rope.get("rope_type", "default")) not in ("default", *ROPE_INIT_FUNCTIONS):
                 yield f"rope_parameters={rope}: {rope_type=} must be 'default' or in {set(ROPE_INIT_FUNCTIONS)}"
+            if not 0 < rope.get("partial_rotary_factor", 1) <= 1:
+                yield f"rope_parameters={rope}: partial_rotary_factor must be above 0 and at most 1"
             numbers = [value for value in rope.values() if isinstance(value, float | int)]
             if not rope.get("rope_theta", 1) > 0 or any(not abs(number) < 2**63 for number in numbers):
                 yield f"rope_parameters={rope}: rope_theta must be above 0, numbers finite and below 2**63"
@@ -363,6 +366,8 @@ class ScratchConfig(PreTrainedConfig):
         for name, depth in depths.items():
             if (each := getattr(self, name)) is not None and len(each) != getattr(self, depth):
                 yield f"{name}={each} must have {depth}={getattr(self, depth)} entries"
+            if name == "no_rope_layers" and not set(each or ()) <= {0, 1}:
+                yield f"no_rope_layers={each} must be 0 or 1 for each layer"
             if name.endswith("layer_types"):
                 kinds |= set(each)
                 if unknown := set(each) - set(LAYER_TYPES):
@@ -370,6 +375,9 @@ class ScratchConfig(PreTrainedConfig):
                     yield f"{name}={each}: {', '.join(map(repr, unknown))} must be in {known}"
                 if "sliding_attention" in each and self.sliding_window is None:
                     yield f"{name}={each}: 'sliding_attention' needs sliding_window, in tokens"
+                is_cached = name == "decoder_layer_types" or (name == "layer_types" and hasattr(self, "use_cache"))
+                if "sliding_attention" in each and self.sliding_window == 1 and is_cached:
+                    yield "sliding_window=1 must be at least 2 in a decoder, whose cache keeps one token less"
         rope = self.rope_parameters or {}
         nested = [kind for kind in LAYER_TYPES if kind in rope]
         if nested and not {*kinds, *rope} <= {*nested}:
@@ -458,7 +466,7 @@ class ScratchSeq2SeqConfig(ScratchConfig):
     encoder_layers: int = 6  # N of the encoder; `generate` reads it by this name
     decoder_layers: int = 6  # N of the decoder
     encoder_layer_types: list[str] | None = None  # of each block. Default: "full_attention"
-    decoder_layer_types: list[str] | None = None
+    decoder_layer_types: list[str] | None = None  # likewise
     decoder_embedding_norm_first: bool = False  # `embedding_norm` before positions are added (Blenderbot-small)
     decoder_vocab_size: int | None = None  # of the target. Default: vocab_size
     share_encoder_decoder_embeddings: bool = True  # one table for both sides; if tied, the head is that table too

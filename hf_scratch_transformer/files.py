@@ -77,7 +77,7 @@ def new_folder(target: str | os.PathLike[str]) -> Path:
 
     Raises ValueError if there is something of that name.
     """
-    if os.path.lexists(target):
+    if os.path.lexists(Path(target)):
         raise ValueError(f"{os.fspath(target)} exists already: name a new folder")
     return Path(target)
 

@@ -375,7 +375,8 @@ class ScratchEmbeddings(nn.Module):
     def __init__(self, config: ScratchConfig, vocab_size: int, norm_first: bool = False):
         super().__init__()
         width, positions = config.hidden_size, POSITIONS[config.position_embedding_type]
-        self.word_embeddings = nn.Embedding(vocab_size, width, padding_idx=config.pad_token_id)
+        padding = None if config.train_padding_embedding else config.pad_token_id
+        self.word_embeddings = nn.Embedding(vocab_size, width, padding_idx=padding)
         self.scale = config.embedding_multiplier * (width**0.5 if config.scale_embedding else 1.0)
         if norm_first:  # which undoes any scale
             self.scale = 1.0

@@ -3,6 +3,7 @@ a model that trains on at once; of ours, and of whatever converts into ours."""
 
 import argparse
 import copy
+import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
 from .conversion.folders import open_saved
+from .conversion.tables import TRAINING_ONLY
 from .files import new_folder, reading, replacing
 from .stack_scratch import ScratchPreTrainedModel
 from .tokenization import config_fields
@@ -20,6 +22,7 @@ from .tokenization import config_fields
 LAYER = re.compile(
     r"(?P<stack>|.*?\b(?P<side>encoder|decoder)\.|model\.)(?P<parts>layers|position_bias)\.(?P<index>\d+)\.(?P<rest>.*)"
 )
+NOT_COMPUTED = {field.name for field in dataclasses.fields(PreTrainedConfig)} - {"tie_word_embeddings"}
 PER_LAYER = {  # fields with an entry for each, of a stack of so many
     "num_hidden_layers": ("layer_types", "no_rope_layers"),
     "encoder_layers": ("encoder_layer_types",),
@@ -76,21 +79,25 @@ def average(models: Sequence[ScratchPreTrainedModel]) -> ScratchPreTrainedModel:
     of a run (section 6.1 of the paper).
 
     Raises:
-        ValueError: if they differ in class or shapes, or if there are none.
+        ValueError: if they differ in class, shapes or options, if there are none, and if numbers are not finite.
     """
     if not models:
         raise ValueError("there is nothing to average")
     first, states = models[0], [model.state_dict() for model in models]
     for model, state in zip(models, states, strict=True):
-        differing = [name for name in states[0].keys() | state.keys() if _shape(states[0], name) != _shape(state, name)]
-        if type(model) is not type(first) or differing:
-            what = f"{len(differing)} parameters differ in shape, {min(differing)} among them" if differing else ""
-            raise ValueError(
-                f"a {type(model).__name__} cannot be averaged with a {type(first).__name__}; {what}".rstrip("; ")
-            )
+        shapes = [name for name in states[0].keys() | state.keys() if _shape(states[0], name) != _shape(state, name)]
+        reasons = [f"{len(shapes)} parameters differ in shape, {min(shapes)} among them"] if shapes else []
+        if type(model) is type(first) and not shapes:
+            mine, others = (each.config.to_dict() for each in (model, first))
+            reasons = [f"{name}={mine[name]!r}" for name in _computed(first.config) if mine[name] != others[name]]
+        if type(model) is not type(first) or reasons:
+            kinds = f"a {type(model).__name__} cannot be averaged with a {type(first).__name__}"
+            raise ValueError("; ".join([kinds, *reasons]))
 
     def mean(name: str) -> Tensor:
-        total = sum(state[name].double() for state in states)
+        total = torch.stack([state[name].double() for state in states]).sum(0)
+        if not total.isfinite().all():
+            raise ValueError(f"{name}: not all numbers are finite")
         return (total / len(states)).to(states[0][name].dtype)
 
     return _like(first, copy.deepcopy(first.config), lambda names: {name: mean(name) for name in names})
@@ -113,6 +120,8 @@ def fit_vocabulary(
     if not getattr(model.config, "share_encoder_decoder_embeddings", True):
         kind = type(model).__name__
         raise ValueError(f"share_encoder_decoder_embeddings=False: {kind} has a vocabulary for each side")
+    if len(old) > model.config.vocab_size:
+        raise ValueError(f"a tokenizer of {len(old)} tokens is not that of a model with {model.config.vocab_size} rows")
     rows = _rows(old, new)
     fitted = copy.deepcopy(model)
     fitted.resize_token_embeddings(len(new), mean_resizing=False)
@@ -124,13 +133,14 @@ def fit_vocabulary(
                 vectors = [source[ids].mean(0) if ids else source.mean(0) for ids in rows]
                 tensor.copy_(torch.stack(vectors))
     family = "seq2seq" if model.config.is_encoder_decoder else "decoder"
-    for name, value in config_fields(new, family).items():  # type: ignore[arg-type]
+    none = dict.fromkeys(("bos_token_id", "eos_token_id"))  # what the new tokenizer has not, nothing means any more
+    for name, value in (none | config_fields(new, family)).items():  # type: ignore[arg-type]
         for config in (fitted.config, fitted.generation_config) if fitted.can_generate() else (fitted.config,):
             if name != "vocab_size" and config is not None:
                 setattr(config, name, value)
     for module in fitted.modules():
         if isinstance(module, nn.Embedding) and module.num_embeddings == len(new):
-            module.padding_idx = fitted.config.pad_token_id
+            module.padding_idx = None if fitted.config.train_padding_embedding else fitted.config.pad_token_id
     fitted.config.validate_architecture()
     return fitted
 
@@ -153,6 +163,11 @@ def _rows(old: PreTrainedTokenizerBase, new: PreTrainedTokenizerBase) -> list[li
 def _special(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
     """{its purpose: the token}"""
     return {name: token for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
+
+
+def _computed(config: Any) -> list[str]:
+    """The fields that say what a model computes."""
+    return [field.name for field in dataclasses.fields(config) if field.name not in {*TRAINING_ONLY, *NOT_COMPUTED}]
 
 
 def _shape(state: Mapping[str, Tensor], name: str) -> tuple[int, ...] | None:

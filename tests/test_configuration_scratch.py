@@ -57,6 +57,15 @@ def test_rope_parameters_belong_to_rotary_positions():
             {"rope_parameters": {"sliding_attention": {"rope_theta": 9.0, "rope_type": "default"}}},
             "rope_parameters=.* must have one entry for each of layer_types=.*'full_attention'",
         ),
+        (
+            {"rope_parameters": {"rope_theta": 9.0, "partial_rotary_factor": 2.0}},
+            "partial_rotary_factor must be above 0 and at most 1",
+        ),
+        ({"no_rope_layers": [1, 0, 2, 1, 1, 1]}, "no_rope_layers=.* must be 0 or 1 for each layer"),
+        (
+            {"layer_types": ["sliding_attention"] * 6, "sliding_window": 1},
+            "sliding_window=1 must be at least 2 in a decoder, whose cache keeps one token less",
+        ),
         ({"norm_bias": False}, "norm_bias=False needs norm_type='layer_norm', got 'rms_norm', which has none"),
         ({"qk_norm_across_heads": True}, "qk_norm_across_heads=True needs use_qk_norm=True"),
         ({"attn_logit_softcapping": 0.0}, "attn_logit_softcapping=0.0 must be above 0"),

@@ -120,6 +120,13 @@ def test_an_average_is_the_mean():
         average([models[0], tiny.model(scratch.ScratchEncoderForMaskedLM)])
     with pytest.raises(ValueError, match="parameters differ in shape, .* among them"):
         average([models[0], tiny.model(scratch.ScratchDecoderForCausalLM, intermediate_size=10)])
+    rope = {"rope_type": "default", "rope_theta": 7.0}
+    with pytest.raises(ValueError, match="cannot be averaged with a ScratchDecoderForCausalLM; rope_parameters=.*7.0"):
+        average([models[0], tiny.model(scratch.ScratchDecoderForCausalLM, rope_parameters=rope)])
+    with torch.no_grad():
+        models[1].model.norm.weight[0] = float("nan")
+    with pytest.raises(ValueError, match="model.norm.weight: not all numbers are finite"):
+        average(models)
     with pytest.raises(ValueError, match="nothing to average"):
         average([])
 
@@ -130,6 +137,20 @@ TEXT = ["the cat sat on the mat", "a dog ate the cat", "der Hund sah die Katze"]
 @pytest.fixture(scope="module")
 def tokenizers():
     return [train_tokenizer(TEXT[:count], family="decoder", vocab_size=size) for count, size in ((2, 280), (30, 300))]
+
+
+def test_a_tokenizer_that_is_another_models_is_refused(tokenizers):
+    model = tiny.model(scratch.ScratchDecoderForCausalLM, vocab_size=100)
+    with pytest.raises(ValueError, match=r"a tokenizer of \d+ tokens is not that of a model with 100 rows"):
+        fit_vocabulary(model, *tokenizers)
+
+
+def test_what_the_new_tokenizer_has_not_ends_no_text(tokenizers):
+    model = tiny.model(scratch.ScratchDecoderForCausalLM, vocab_size=len(tokenizers[0]))
+    words = train_tokenizer(TEXT, family="encoder", vocab_size=60)
+    made = fit_vocabulary(model, tokenizers[0], words)
+    assert made.config.eos_token_id is made.generation_config.eos_token_id is words.eos_token_id is None
+    assert made.config.pad_token_id == words.pad_token_id
 
 
 @pytest.mark.parametrize("tie_word_embeddings", [True, False])

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..configuration_scratch import LAYER_TYPES, ScratchDecoderConfig, rotary_dim
+from ..configuration_scratch import LAYER_TYPES, ScratchDecoderConfig, rotary_dim, rotations
 from .shared import (
     ACTIVATIONS,
     ANY_BIAS,
@@ -15,6 +15,7 @@ from .shared import (
     NOT_QUANTIZED,
     QKV,
     QUESTIONS,
+    SOME_CLASSIFIER_DROPOUT,
     TOKENS,
     USE_BIAS,
     WITH_BIASES,
@@ -198,7 +199,8 @@ PRE_NORMS = norm_rows(self_attn_norm="input_layernorm", mlp_norm="post_attention
 LLAMA_ROWS = (*ENDS, *ATTENTION_ROWS, *MLP_ROWS, *PRE_NORMS)
 FULL_ROTATION = {
     "rope_parameters": Requirement(
-        "without partial_rotary_factor", lambda rope, _: (rope or {}).get("partial_rotary_factor") in (None, 1.0)
+        "without partial_rotary_factor",
+        lambda rope, _: all(each.get("partial_rotary_factor") in (None, 1.0) for each in rotations(rope)),
     )
 }
 LLAMA_CONSTANTS: Mapping[str, Any] = {
@@ -296,13 +298,16 @@ ONE_WINDOW = (
     ),
     Field("sliding_window", "sliding_window", back=lambda window, ours: window_of_all(ours["layer_types"], ours)),
 )
+# Some make the mask of a window that no layer has, too.
+SOME_WINDOW = Field("sliding_window", "sliding_window", back=lambda window, _: 4096 if window is None else window)
+BY_KIND_ALWAYS = (*same("layer_types"), SOME_WINDOW)
 USE_WINDOW = {"use_sliding_window": lambda config: "sliding_attention" in config.layer_types}
 KINDS_REQUIRE = {
     "layer_types": Requirement(" or ".join(LAYER_TYPES), lambda kinds, _: set(kinds or ()) <= set(LAYER_TYPES))
 }
 OF_KINDS = {**KINDS_REQUIRE, **FULL_ROTATION}
 MISTRAL = like_llama("mistral", "Mistral", FREE_HEADS + ONE_WINDOW, {})
-MINISTRAL = like_llama("ministral", "Ministral", FREE_HEADS + BY_KIND, {}, OF_KINDS)
+MINISTRAL = like_llama("ministral", "Ministral", FREE_HEADS + BY_KIND_ALWAYS, {}, OF_KINDS)
 QWEN2 = like_llama(
     "qwen2",
     "Qwen2",
@@ -333,6 +338,13 @@ SMOLLM3 = like_llama(
 )
 
 
+# Where each kind of block has a rotation of its own, ours may have one for all.
+ROPE_OF_KINDS = Field(
+    "rope_parameters",
+    "rope_parameters",
+    back=lambda rope, _: rope if set(rope) <= set(LAYER_TYPES) else dict.fromkeys(LAYER_TYPES, rope),
+)
+
 # Norms of what the sub-layers compute: OLMo 2 and 3 (OLMo Team, 2025), EXAONE 4 (LG AI Research, 2025)
 
 OUTPUT_NORMS = norm_rows(self_attn_output_norm="post_attention_layernorm", mlp_output_norm="post_feedforward_layernorm")
@@ -340,7 +352,15 @@ REORDERED_ROWS = (*ENDS, *ATTENTION_ROWS, *MLP_ROWS, *OUTPUT_NORMS)
 REORDERED = {**EQUAL_WIDTHS, "norm_position": "reordered", "use_qk_norm": True}
 ACROSS_HEADS = {**REORDERED, "qk_norm_across_heads": True}
 OLMO2 = like_llama("olmo2", "Olmo2", same("attention_bias"), ACROSS_HEADS, rows=REORDERED_ROWS)
-OLMO3 = like_llama("olmo3", "Olmo3", same("attention_bias") + BY_KIND, ACROSS_HEADS, KINDS_REQUIRE, rows=REORDERED_ROWS)
+OLMO3 = like_llama(
+    "olmo3",
+    "Olmo3",
+    same("attention_bias") + BY_KIND_ALWAYS + (ROPE_OF_KINDS,),
+    ACROSS_HEADS,
+    OF_KINDS,
+    rows=REORDERED_ROWS,
+    without="rope_parameters",
+)
 
 
 def turned_in_windows(always: bool) -> Field:
@@ -386,7 +406,7 @@ def scalar_of(multiplier: float | None, ours: Mapping[str, Any]) -> int:
 GEMMA2_FIELDS = (
     *FREE_HEADS,
     *same("attention_bias", "final_logit_softcapping"),
-    *BY_KIND,
+    *BY_KIND_ALWAYS,
     Field("query_pre_attn_scalar", "attention_multiplier", lambda scalar, _: scalar**-0.5, scalar_of),
 )
 GEMMA2_ACT = (chosen("hidden_activation", "hidden_act", GATED),)
@@ -403,12 +423,13 @@ GEMMA2 = like_llama(
 GEMMA3 = like_llama(
     "gemma3_text",
     "Gemma3",
-    GEMMA2_FIELDS,
+    (*GEMMA2_FIELDS, ROPE_OF_KINDS),
     {**SANDWICH, "use_qk_norm": True},
-    {**KINDS_REQUIRE, **ONE_SIDED, "attn_logit_softcapping": only(None)},
+    {**OF_KINDS, **ONE_SIDED, "attn_logit_softcapping": only(None)},
     rows=SANDWICH_ROWS,
     act=GEMMA2_ACT,
     heads={**decoder_heads("Gemma3Text"), "CausalLM": decoder_heads("Gemma3")["CausalLM"]},
+    without="rope_parameters",
 )
 
 
@@ -466,6 +487,11 @@ PHI3 = like_llama(
         ),
         Row("layers.{layer}.self_attn.o_proj", "layers.{layer}.self_attn.o_proj"),
     ),
+    written={  # which overrides that of the rotation
+        "original_max_position_embeddings": lambda config: config.rope_parameters.get(
+            "original_max_position_embeddings", 4096
+        )
+    },
 )
 NO_OUTPUT_BIAS = {"attention_output_bias": False}
 GLM = like_llama(
@@ -618,8 +644,9 @@ def by_group(config: Any) -> JoinedByGroup:
 GPT_NEOX = like_llama(
     "gpt_neox",
     "GPTNeoX",
-    same("attention_bias", "classifier_dropout")
+    same("attention_bias")
     + (
+        SOME_CLASSIFIER_DROPOUT,
         Field("hidden_dropout", "dropout"),
         chosen("use_parallel_residual", "norm_position", {True: "parallel", False: "pre"}),
     ),

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..configuration_scratch import ScratchEncoderConfig
-from .decoders import KINDS_REQUIRE, LLAMA, LLAMA_CONSTANTS, LLAMA_ROWS
+from .decoders import LLAMA, LLAMA_CONSTANTS, LLAMA_ROWS, OF_KINDS, ROPE_OF_KINDS
 from .shared import (
     ACTIVATIONS,
     CHOICES,
@@ -16,6 +16,7 @@ from .shared import (
     PADDING_FIRST,
     QKV,
     QUESTIONS,
+    SOME_CLASSIFIER_DROPOUT,
     TOKENS,
     UNGATED,
     WITH_BIASES,
@@ -306,9 +307,11 @@ MODERNBERT = Family(
     },
     fields=TOKENS
     + same("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
-    + same("initializer_range", "norm_bias", "attention_bias", "mlp_bias", "rope_parameters", "layer_types")
-    + same("attention_dropout", "classifier_dropout")
+    + same("initializer_range", "norm_bias", "attention_bias", "mlp_bias", "layer_types")
+    + same("attention_dropout")
     + (
+        SOME_CLASSIFIER_DROPOUT,
+        ROPE_OF_KINDS,
         Field("norm_eps", "layer_norm_eps"),
         Field("embedding_dropout", "dropout"),
         Field("mlp_dropout", "activation_dropout"),
@@ -332,7 +335,7 @@ MODERNBERT = Family(
     },
     requires={
         **NOT_QUANTIZED,
-        **KINDS_REQUIRE,
+        **OF_KINDS,
         "sparse_prediction": only(False),
         "classifier_activation": Requirement(
             "hidden_activation", lambda name, theirs: name == theirs["hidden_activation"]

@@ -59,7 +59,7 @@ def convert_from(source: PreTrainedModel | str | os.PathLike[str]) -> ScratchPre
     Returns:
         The model of ours with the same head, in evaluation mode unless the source is in training, of the same dtype,
         sharing no storage with the source. It computes the same at every non-padding token; padding has positions of
-        its own, so that outputs there may differ.
+        its own, so that outputs there may differ, and with them the loss of a head that looks for an answer there too.
 
     Raises:
         ValueError: if the architecture or one of its options has no counterpart, or if parameters are missing,

@@ -3,6 +3,7 @@
 import json
 import os
 import unicodedata
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,14 +25,16 @@ class Form(NamedTuple):
     name: str  # of llama.cpp's architecture
     neighbours: bool = False  # what is turned together stands together
     one_plus: bool = False  # norms are stored with the one that theirs leave out
+    fixed: Mapping[str, Any] = {}  # what its files do not say, since it is always so
 
 
+SILU = {"hidden_act": "silu"}
 FORMS = {  # by native architecture; a model is stored as the first that it can become
-    "llama": Form("LLAMA", neighbours=True),
-    "qwen2": Form("QWEN2"),
-    "qwen3": Form("QWEN3"),
-    "starcoder2": Form("STARCODER2"),
-    "nemotron": Form("NEMOTRON", one_plus=True),
+    "llama": Form("LLAMA", neighbours=True, fixed={**SILU, "mlp_bias": False}),
+    "qwen2": Form("QWEN2", fixed=SILU),
+    "qwen3": Form("QWEN3", fixed=SILU),
+    "starcoder2": Form("STARCODER2", fixed={"hidden_act": "gelu_pytorch_tanh", "use_bias": True}),
+    "nemotron": Form("NEMOTRON", one_plus=True, fixed={"hidden_act": "relu2"}),
 }
 FILE_TYPES = {torch.float32: "ALL_F32", torch.float16: "MOSTLY_F16", torch.bfloat16: "MOSTLY_BF16"}
 
@@ -70,7 +73,8 @@ def to_gguf(source: str | os.PathLike[str], target: str | os.PathLike[str], veri
         writer.close()
         if not verify:
             return None
-        read = AutoModelForCausalLM.from_pretrained(new.parent, gguf_file=new.name, **IN_SINGLE)
+        with reading(f"{target}, which transformers cannot read back"):
+            read = AutoModelForCausalLM.from_pretrained(new.parent, gguf_file=new.name, **IN_SINGLE)
         compared = compare(ours.float(), read)
         if not compared.is_close:
             raise ValueError(f"{source}: {target.name} would compute something else; {compared}")
@@ -79,11 +83,19 @@ def to_gguf(source: str | os.PathLike[str], target: str | os.PathLike[str], veri
 
 def _native(model: Any) -> tuple[str, PreTrainedModel]:
     reasons = []
-    for name in FORMS:
+    for name, form in FORMS.items():
         try:
-            return name, convert_to(model, name)
+            native = convert_to(model, name)
         except ValueError as error:
             reasons.append(str(error))
+            continue
+        held = {each: getattr(native.config, each) for each in form.fixed}
+        wrong = [
+            f"{each}={held[each]!r} must be {value!r}" for each, value in form.fixed.items() if held[each] != value
+        ]
+        if not wrong:
+            return name, native
+        reasons.append(f"{name} as gguf: {', '.join(wrong)}")
     raise ValueError("no architecture that is written as gguf has these options: " + "; ".join(reasons))
 
 

@@ -29,6 +29,12 @@ WITH_BIASES: Mapping[str, Any] = {
 }
 # The first positions, up to the one that is the padding token's id, are for padding.
 PADDING_FIRST = Field("pad_token_id", "position_offset", lambda pad, _: pad + 1, lambda offset, _: offset - 1)
+# Of those that cannot say that it is that of the other layers, which ours says by None.
+SOME_CLASSIFIER_DROPOUT = Field(
+    "classifier_dropout",
+    "classifier_dropout",
+    back=lambda dropout, ours: ours["dropout"] if dropout is None else dropout,
+)
 QKV = tuple(f"layers.{{layer}}.self_attn.{name}_proj" for name in ("q", "k", "v"))
 USE_BIAS = tuple(Field("use_bias", name) for name in ("attention_bias", "mlp_bias"))
 NOT_QUANTIZED = {"quantization_config": only(None)}

@@ -4,6 +4,7 @@ A family is what transformers calls a model type. A task is the end of a head's 
 of a backbone is `""`.
 """
 
+import copy
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -17,6 +18,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 import hf_scratch_transformer
 
 from ..configuration_scratch import ScratchConfig
+from ..files import reading
 from ..layers_scratch import SinusoidalPositions
 from ..stack_scratch import ScratchPreTrainedModel
 
@@ -214,6 +216,7 @@ TRAINING_ONLY = {
     "initialization",
     "initializer_range",
     "mup_base_width",
+    "train_padding_embedding",
     "dropout",
     "attention_dropout",
     "activation_dropout",
@@ -237,6 +240,7 @@ ONE_KIND = {
 }
 # What transformers itself keeps in every configuration and means the same everywhere.
 COMMON_FIELDS = same("id2label", "label2id", "problem_type", "dtype")
+COMMON_NAMES = {option.theirs for option in COMMON_FIELDS}
 # What it writes anew on every save.
 BOOKKEEPING = {"architectures", "auto_map", "_name_or_path", "model_type", "transformers_version"}
 
@@ -340,7 +344,7 @@ class Family:
                 parts[part][within] = value
             else:
                 whole[name] = value
-        return transformers.AutoConfig.for_model(self.native, **whole, **parts)
+        return transformers.AutoConfig.for_model(self.native, **copy.deepcopy(whole), **copy.deepcopy(parts))
 
     def options_into(self, theirs: Mapping[str, Any], task: str) -> dict[str, Any]:
         wrong = [
@@ -376,22 +380,36 @@ class Family:
         """
         own = {option.name for option in fields(ours)} - {option.name for option in fields(PreTrainedConfig)}
         options = {name: getattr(ours, name, None) for name in own | {option.ours for option in COMMON_FIELDS}}
+        options = copy.deepcopy(options)  # configurations of transformers write into what they are given
         if options["attention_output_bias"] is None:
             options["attention_output_bias"] = options["attention_bias"]
         theirs, wrong = self.options_back(options, task)
         wrong += self.in_the_way(ours, options, task)
+        refused = f"{type(ours).__name__} cannot become {self.native}"
         if wrong:
-            raise ValueError(f"{type(ours).__name__} cannot become {self.native}: {'; '.join(wrong)}")
+            raise ValueError(f"{refused}: {'; '.join(wrong)}")
         theirs |= {name: value(ours) if callable(value) else value for name, value in self.written.items()}
-        config = self.native_config(theirs)
+        with reading(refused):
+            config = self.native_config(theirs)
+            rope, filled_in = theirs.get("rope_parameters") or {}, getattr(config, "rope_parameters", None) or {}
+            if "partial_rotary_factor" in filled_in.keys() - rope.keys():
+                theirs["rope_parameters"] = rope | {"partial_rotary_factor": 1.0}
+                config = self.native_config(theirs)
+            self.options_into(self.options_of(config), task)  # refuses what theirs has but does not look at
+        held = self.options_of(config)
+        changed = [name for name in theirs.keys() - COMMON_NAMES if not is_same(theirs[name], held.get(name))]
+        if changed:
+            what = "; ".join(f"{name}={theirs[name]!r} would be {held.get(name)!r}" for name in sorted(changed))
+            raise ValueError(f"{refused}: {what}")
         kept = getattr(ours, "converted_from", None) or {}
         if kept.get("model_type") == self.native:
             meaning = self.options_into(self.options_of(config), task)
-            for name in kept.keys() - BOOKKEEPING:
-                # Only what still means the same: the options may have been changed since.
-                trial = self.native_config(theirs | {name: kept[name]})
+            rest = {name: value for name, value in sorted(kept.items()) if name not in BOOKKEEPING}
+            for some in (rest, *({name: value} for name, value in rest.items())):
+                # Only what still means the same, all of it or each alone: the options may have been changed since.
+                trial = self.native_config(theirs | some)
                 if self.options_into(self.options_of(trial), task) == meaning:
-                    theirs, config = theirs | {name: kept[name]}, trial
+                    theirs, config = theirs | some, trial
         return config
 
     def options_back(self, ours: Mapping[str, Any], task: str) -> tuple[dict[str, Any], list[str]]:
@@ -469,6 +487,13 @@ def steps_back(links: Sequence[Link], targets: Mapping[str, Tensor]) -> dict[str
         raise LookupError(f"no row gives {name}")
 
     return {name: step(name, like) for name, like in targets.items()}
+
+
+def is_same(given: Any, held: Any) -> bool:
+    """Whether a configuration holds an option as it was given; it may have added to a dictionary."""
+    if not isinstance(given, dict) or not isinstance(held, dict):
+        return given == held
+    return all(is_same(value, held.get(name)) for name, value in given.items())
 
 
 def leaf_of(name: str, module: str) -> str | None:

@@ -4,8 +4,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..configuration_scratch import ScratchSeq2SeqConfig
-from .decoders import scalar_of
-from .shared import ACTIVATIONS, EQUAL_HEADS, GATED, NOT_QUANTIZED, PADDING_FIRST, TOKENS, WITH_BIASES
+from .decoders import SOME_WINDOW, scalar_of
+from .shared import (
+    ACTIVATIONS,
+    EQUAL_HEADS,
+    GATED,
+    NOT_QUANTIZED,
+    PADDING_FIRST,
+    SOME_CLASSIFIER_DROPOUT,
+    TOKENS,
+    WITH_BIASES,
+)
 from .tables import Family, Field, Head, OneOf, OneRow, Row, SinusoidTable, chosen, same
 
 # Encoder-decoders: Marian (Junczys-Dowmunt et al., 2018) and BART (Lewis et al., 2020)
@@ -106,7 +115,7 @@ def like_bart(
     native: str,
     prefix: str,
     rows: tuple[Row, ...] = (),
-    fields: tuple[Field, ...] = same("classifier_dropout"),
+    fields: tuple[Field, ...] = (SOME_CLASSIFIER_DROPOUT,),
     **constants: Any,
 ) -> Family:
     return Family(
@@ -250,8 +259,9 @@ def like_t5(native: str, prefix: str, fields: tuple[Field, ...] = (), **constant
         },
         fields=tuple(option for option in TOKENS if option.theirs != "tie_word_embeddings")
         + same("relative_attention_num_buckets", "relative_attention_max_distance", "use_cache")
-        + same("decoder_start_token_id", "classifier_dropout")
+        + same("decoder_start_token_id")
         + (
+            SOME_CLASSIFIER_DROPOUT,
             Field("d_model", "hidden_size"),
             Field("d_kv", "head_dim"),
             Field("d_ff", "intermediate_size"),
@@ -317,7 +327,8 @@ def t5gemma_rows(stack: str) -> tuple[Row, ...]:
 def t5gemma_fields(stack: str) -> tuple[Field, ...]:
     options = (
         *same("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
-        *same("max_position_embeddings", "rope_parameters", "initializer_range", "attention_bias", "sliding_window"),
+        *same("max_position_embeddings", "rope_parameters", "initializer_range", "attention_bias"),
+        SOME_WINDOW,
         *same("attn_logit_softcapping", "attention_dropout", "pad_token_id", "bos_token_id", "eos_token_id"),
         Field("rms_norm_eps", "layer_norm_eps"),
         Field("dropout_rate", "dropout"),
@@ -344,7 +355,7 @@ T5GEMMA = Family(
     + same("attention_dropout", "initializer_range")
     + (
         Field("dropout_rate", "dropout"),
-        Field("classifier_dropout_rate", "classifier_dropout"),
+        SOME_CLASSIFIER_DROPOUT._replace(theirs="classifier_dropout_rate"),
         Field("decoder.final_logit_softcapping", "final_logit_softcapping"),
     ),
     constants={

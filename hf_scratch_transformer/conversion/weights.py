@@ -238,6 +238,8 @@ class Translation:
         described = describe(weights)
         with torch.device("meta"):
             native_model = native_class(theirs, **self.arguments)
+        if not is_back and (table := native_model.get_input_embeddings()) is not None:
+            ours.train_padding_embedding = ours.pad_token_id is not None and table.padding_idx is None
         head = head_of(native_model)
         if is_back:
             apart = {head} if head and not ours.tie_word_embeddings else set()
