@@ -5,13 +5,15 @@ import os
 import signal
 from collections.abc import Iterator
 
+import psutil
+
 # libgomp's threads wait for each other by spinning, which on a machine that is busy keeps from work what they wait for.
 # The Shakespeare recipe with two threads on two cores of an AMD EPYC (AVX2), alternated in one run: beside three others
 # that never wait, its default of 300,000 turns makes 0.06 of the speed of 3,000, 30,000 make 0.24 of it; alone, 3,000
 # make 0.90 of the speed of the first version, 20,000 make 0.97, as 300,000 do. It is read when torch is loaded.
-if "OMP_WAIT_POLICY" not in os.environ:
-    is_busy = hasattr(os, "getloadavg") and os.getloadavg()[0] > (os.cpu_count() or 1) / 2
-    os.environ.setdefault("GOMP_SPINCOUNT", "3000" if is_busy else "20000")
+# What is asked is how busy it is now: a load average still has what has just ended.
+if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys() and os.environ.get("OMP_NUM_THREADS") != "1":
+    os.environ["GOMP_SPINCOUNT"] = "3000" if psutil.cpu_percent(interval=0.1) > 50 else "20000"
 
 # Of the process that started this one, asked before the imports that take seconds: a launcher may die in between.
 PARENT = os.getppid()
