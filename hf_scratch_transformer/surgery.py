@@ -59,7 +59,6 @@ def select_layers(
             if (each := getattr(config, name, None)) is not None:
                 setattr(config, name, [each[index] for index in picked])
         setattr(config, depth, len(picked))
-
         if not config.first_norm and (picked[0] or picked.count(0) > 1):
             raise ValueError(f"layers {picked}: first_norm=False, so layer 0 must stay the first, and be there once")
 

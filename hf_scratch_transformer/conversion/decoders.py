@@ -62,11 +62,7 @@ GPT2 = Family(
         Row("wte", "embeddings.word_embeddings"),
         Row("wpe", "embeddings.position_embeddings"),
         Row("h.{layer}.ln_1", "layers.{layer}.self_attn_norm"),
-        Row(
-            "h.{layer}.attn.c_attn",
-            QKV,
-            Fused(),
-        ),
+        Row("h.{layer}.attn.c_attn", QKV, Fused()),
         Row("h.{layer}.attn.c_proj", "layers.{layer}.self_attn.o_proj", Transposed()),
         Row("h.{layer}.ln_2", "layers.{layer}.mlp_norm"),
         Row("h.{layer}.mlp.c_fc", "layers.{layer}.mlp.up_proj", Transposed()),
@@ -403,11 +399,12 @@ def scalar_of(multiplier: float | None, ours: Mapping[str, Any]) -> int:
     return scalar
 
 
+QUERY_SCALAR = Field("query_pre_attn_scalar", "attention_multiplier", lambda scalar, _: scalar**-0.5, scalar_of)
 GEMMA2_FIELDS = (
     *FREE_HEADS,
     *same("attention_bias", "final_logit_softcapping"),
     *BY_KIND_ALWAYS,
-    Field("query_pre_attn_scalar", "attention_multiplier", lambda scalar, _: scalar**-0.5, scalar_of),
+    QUERY_SCALAR,
 )
 GEMMA2_ACT = (chosen("hidden_activation", "hidden_act", GATED),)
 SANDWICH = {**GEMMA, "norm_position": "sandwich"}
@@ -480,11 +477,7 @@ PHI3 = like_llama(
     ANY_ROTATION,
     rows=(
         *(*ENDS, *JOINED_MLP, *PRE_NORMS),
-        Row(
-            "layers.{layer}.self_attn.qkv_proj",
-            QKV,
-            joined_heads,
-        ),
+        Row("layers.{layer}.self_attn.qkv_proj", QKV, joined_heads),
         Row("layers.{layer}.self_attn.o_proj", "layers.{layer}.self_attn.o_proj"),
     ),
     written={  # which overrides that of the rotation
@@ -656,11 +649,7 @@ GPT_NEOX = like_llama(
         Row("embed_in", "embeddings.word_embeddings"),
         Row("final_layer_norm", "norm"),
         *PRE_NORMS,
-        Row(
-            "layers.{layer}.attention.query_key_value",
-            QKV,
-            by_group,
-        ),
+        Row("layers.{layer}.attention.query_key_value", QKV, by_group),
         Row("layers.{layer}.attention.dense", "layers.{layer}.self_attn.o_proj"),
         Row("layers.{layer}.mlp.dense_h_to_4h", "layers.{layer}.mlp.up_proj"),
         Row("layers.{layer}.mlp.dense_4h_to_h", "layers.{layer}.mlp.down_proj"),

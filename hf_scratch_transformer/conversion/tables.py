@@ -395,15 +395,14 @@ class Family:
             if "partial_rotary_factor" in filled_in.keys() - rope.keys():
                 theirs["rope_parameters"] = rope | {"partial_rotary_factor": 1.0}
                 config = self.native_config(theirs)
-            self.options_into(self.options_of(config), task)  # refuses what theirs has but does not look at
-        held = self.options_of(config)
+            held = self.options_of(config)
+            meaning = self.options_into(held, task)  # refuses what theirs has but does not look at
         changed = [name for name in theirs.keys() - COMMON_NAMES if not is_same(theirs[name], held.get(name))]
         if changed:
             what = "; ".join(f"{name}={theirs[name]!r} would be {held.get(name)!r}" for name in sorted(changed))
             raise ValueError(f"{refused}: {what}")
         kept = getattr(ours, "converted_from", None) or {}
         if kept.get("model_type") == self.native:
-            meaning = self.options_into(self.options_of(config), task)
             rest = {name: value for name, value in sorted(kept.items()) if name not in BOOKKEEPING}
             for some in (rest, *({name: value} for name, value in rest.items())):
                 # Only what still means the same, all of it or each alone: the options may have been changed since.

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..configuration_scratch import ScratchSeq2SeqConfig
-from .decoders import SOME_WINDOW, scalar_of
+from .decoders import QUERY_SCALAR, SOME_WINDOW
 from .shared import (
     ACTIVATIONS,
     EQUAL_HEADS,
@@ -335,7 +335,7 @@ def t5gemma_fields(stack: str) -> tuple[Field, ...]:
         Field("num_hidden_layers", f"{stack}_layers"),
         Field("layer_types", f"{stack}_layer_types"),
         Field("vocab_size", "vocab_size" if stack == "encoder" else "decoder_vocab_size"),
-        Field("query_pre_attn_scalar", "attention_multiplier", lambda scalar, _: scalar**-0.5, scalar_of),
+        QUERY_SCALAR,
         chosen("hidden_activation", "hidden_act", GATED),
     )
     return tuple(option._replace(theirs=f"{stack}.{option.theirs}") for option in options)

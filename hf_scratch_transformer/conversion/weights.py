@@ -135,12 +135,10 @@ def head_of(model: PreTrainedModel) -> str | None:
 def held_apart(model: PreTrainedModel, weights: Mapping[str, Tensor], name_in_files: Callable[[str], str]) -> set[str]:
     """Parameters that a model's configuration ties to others, and that have other numbers than those in a source: the
     heads of FLAN-T5, whose configuration says that every T5 has one table."""
-    pairs = {tied: (tied, source) for tied, source in model.all_tied_weights_keys.items()}
-    in_files = {tied: tuple(map(name_in_files, pair)) for tied, pair in pairs.items()}
     return {
         tied
-        for names in (pairs, in_files)
-        for tied, (one, other) in names.items()
+        for tied, source in model.all_tied_weights_keys.items()
+        for one, other in {(tied, source), (name_in_files(tied), name_in_files(source))}
         if one in weights and other in weights and not torch.equal(weights[one], weights[other])
     }
 
