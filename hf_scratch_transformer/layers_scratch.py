@@ -203,7 +203,8 @@ class ScratchAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Returns the output (B, T, D) and the weights (B, H, T, S), `None` from the backends that never form them."""
         batch, length, _ = hidden_states.shape
-        query = self.split_heads(self.q_proj(hidden_states), self.q_norm)
+        query = self.q_proj(hidden_states).view(batch, length, -1, self.head_dim)
+        query = (query if self.q_norm is None else self.normalise(query, self.q_norm)).transpose(1, 2)
         if encoder_hidden_states is not None:
             key, value = self.encoder_keys_and_values(encoder_hidden_states, past_key_values)
         else:
@@ -229,14 +230,12 @@ class ScratchAttention(nn.Module):
 
     def keys_and_values(self, states: Tensor) -> tuple[Tensor, Tensor]:  # (B, S, D) -> (B, H/groups, S, d_k and d_v)
         batch, length, _ = states.shape
-        key = self.split_heads(self.k_proj(states), self.k_norm)
+        key = self.k_proj(states).view(batch, length, -1, self.head_dim)
+        key = (key if self.k_norm is None else self.normalise(key, self.k_norm)).transpose(1, 2)
         return key, self.v_proj(states).view(batch, length, -1, self.value_head_dim).transpose(1, 2)
 
-    def split_heads(self, x: Tensor, norm: nn.Module | None) -> Tensor:  # (B, T, H · d_k) -> (B, H, T, d_k)
-        if norm is not None and self.norms_all_heads:
-            x, norm = norm(x), None
-        x = x.view(*x.shape[:2], -1, self.head_dim)
-        return (x if norm is None else norm(x)).transpose(1, 2)
+    def normalise(self, x: Tensor, norm: nn.Module) -> Tensor:  # (B, T, H, d_k), each head or all as one
+        return norm(x.flatten(2)).view_as(x) if self.norms_all_heads else norm(x)
 
     def encoder_keys_and_values(self, states: Tensor, past_key_values: Cache | None) -> tuple[Tensor, Tensor]:
         """The source does not change while its translation grows: its keys and values are computed once."""

@@ -259,7 +259,7 @@ class ScratchStack(ScratchPreTrainedModel):
         shows = ("output_attentions", "output_hidden_states")
         is_plain = self.config._attn_implementation in ("eager", "sdpa") and "sliding_attention" not in self.layer_types
         is_shown = any(kwargs.get(name, getattr(self.config, name, False)) for name in shows)
-        is_plain &= not self.position_bias
+        is_plain &= not self.positions.is_bias
         if not (is_padded or is_packed) or not is_plain or is_shown or is_compiling_or_tracing():
             return None
         if is_packed:
@@ -314,7 +314,8 @@ class ScratchStack(ScratchPreTrainedModel):
     def masking_config(self, kwargs: dict[str, Any]) -> ScratchConfig:
         """The configuration to build masks with: that of the formula written out when its weights are asked for, or
         something is added to its scores."""
-        if not (kwargs.get("output_attentions") or self.position_bias) or self.config._attn_implementation == "eager":
+        is_plain = not kwargs.get("output_attentions") and not self.positions.is_bias
+        if is_plain or self.config._attn_implementation == "eager":
             return self.config
         config = copy.copy(self.config)
         config._attn_implementation = "eager"
