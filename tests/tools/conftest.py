@@ -1,9 +1,16 @@
-"""The table that `make test-tools` ends with. A test's docstring says what was run: what was compared."""
+"""The table that `make test-tools` ends with, kept in `record.json` of each folder, from which `docs/TOOLS.md` is made.
 
+A test's docstring says what was run: what was compared. What cannot be run here is skipped, with the words of the
+refusal as its reason.
+"""
+
+import json
 import os
+import platform
 import warnings
 from collections import Counter, defaultdict
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
@@ -14,7 +21,7 @@ from hf_scratch_transformer.tokenization import train_tokenizer
 
 disable_progress_bars()
 
-PACKAGES = {"trainer": "transformers"}  # by test file, where the names differ
+PACKAGES = {"trainer": "transformers"}  # by test file, where the names differ; else what a file calls PACKAGE
 TEXTS = [
     *("a bank by the river", "we sat on the bank of the river and slept", "she asked a bank", "the bank was wet"),
     *("trout swim upstream", "an old account in the north", "money slept on the account", "we asked the river"),
@@ -46,23 +53,53 @@ def quiet():
 def pytest_collection_modifyitems(items):
     for item in items:
         name = item.path.stem.removeprefix("test_")
+        package = getattr(item.module, "PACKAGE", PACKAGES.get(name, name.replace("_", "-")))
         run, _, compared = " ".join(item.function.__doc__.split()).partition(": ")
-        item.user_properties.append(("tools", (PACKAGES.get(name, name), run, compared)))
+        item.user_properties.append(("tools", (package, run, compared)))
 
 
-def pytest_terminal_summary(terminalreporter):
-    outcomes = defaultdict(Counter)
+def pytest_terminal_summary(terminalreporter, config):
+    outcomes, reasons = defaultdict(Counter), {}
     for outcome, reports in terminalreporter.stats.items():
         for report in reports:
             for name, row in getattr(report, "user_properties", ()):
                 if name == "tools" and outcome:
                     outcomes[row][outcome] += 1
-    rows = [["tool", "version", "run", "compared", "result"]]
-    for (package, run, compared), counts in sorted(outcomes.items()):
-        result = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
-        rows.append([package.replace("_", "-"), version(package), run, compared, result])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+                    if outcome == "skipped":
+                        reasons[row] = report.longrepr[2].removeprefix("Skipped: ")
+    rows = [
+        {
+            "tool": package,
+            "version": version_of(package),
+            "run": run,
+            "compared": compared,
+            "result": dict(counts),
+            **({"refusal": reasons[package, run, compared]} if (package, run, compared) in reasons else {}),
+        }
+        for (package, run, compared), counts in sorted(outcomes.items())
+    ]
+    cells = [["tool", "version", "run", "compared", "result"]]
+    cells += [[*list(row.values())[:4], ", ".join(f"{n} {what}" for what, n in row["result"].items())] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     terminalreporter.section("tools")
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        terminalreporter.write_line("  ".join(cells).rstrip())
+    for line in cells:
+        terminalreporter.write_line("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip())
+    if (folder := whole_folder(config)) is not None:
+        at = {name: version(name) for name in ("torch", "transformers")}
+        record = {"python": platform.python_version(), "machine": platform.machine(), **at, "rows": rows}
+        (folder / "record.json").write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+
+
+def version_of(package):
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def whole_folder(config):
+    """The folder whose tests were run, all of them; else none has a record of it."""
+    folder = Path(config.args[0]) if config.args else None
+    is_group = folder is not None and folder.resolve().parent == Path(__file__).resolve().parent
+    is_whole = not (config.option.keyword or config.option.collectonly or config.option.lf)
+    return folder if is_group and is_whole else None
