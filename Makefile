@@ -67,6 +67,9 @@ test-tools: $(TOOLS:%=test-tools-%)  ## tools of the ecosystem on our models; do
 test-tools-%: .cache/tools/%
 	PYTHONPATH=$< $(PYTEST) tests/tools/$* $(ALSO)
 
+# Kept: the rule of a pattern has them made on the way.
+.SECONDARY: $(TOOLS:%=.cache/tools/%)
+
 # A default test, whose rows belong to that table.
 test-tools-transformers: ALSO := tests/test_trainer.py
 

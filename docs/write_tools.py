@@ -7,9 +7,9 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/TOOLS.md"
 HEAD = """# Tools
 
-What `make test-tools` ran, each tool at the version named, on small trained models of ours; written from the record that
-it leaves in each folder of [tests/tools](../tests/tools). A row is a test: what was run, what was compared with what, and
-how many cases passed. {yes} rows say yes. What cannot be run says why, in the words of the refusal.
+What `make test-tools` ran, each tool at the version named, on small models of ours; written from the record that it
+leaves in each folder of [tests/tools](../tests/tools). A row is a test: what was run, what was compared with what, and in
+how many cases. {yes} rows say yes. What cannot be run says why, in the words of the refusal.
 """
 TITLES = {
     "engines": "Engines",
@@ -41,7 +41,8 @@ def result(row: dict) -> str:
 
 def page() -> str:
     """The whole page."""
-    records = {path.parent.name: json.loads(path.read_text()) for path in sorted(ROOT.glob("tests/tools/*/record.json"))}
+    paths = sorted(ROOT.glob("tests/tools/*/record.json"))
+    records = {path.parent.name: json.loads(path.read_text()) for path in paths}
     yes = sum(result(row).startswith("yes") for record in records.values() for row in record["rows"])
     parts = [HEAD.format(yes=yes)]
     for name, record in records.items():
