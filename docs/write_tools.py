@@ -8,7 +8,7 @@ PAGE = ROOT / "docs/TOOLS.md"
 HEAD = """# Tools
 
 What `make test-tools` ran, each tool at the version named, on small models of ours; written from the record that it
-leaves in each folder of [tests/tools](../tests/tools). A row is a test: what was run, what was compared with what, and in
+leaves in each folder of [tests/tools](../tests/tools). A row is a test: what was run, what was compared with what, in
 how many cases. {yes} rows say yes. What cannot be run says why, in the words of the refusal.
 """
 TITLES = {

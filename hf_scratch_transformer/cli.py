@@ -10,6 +10,7 @@ from collections.abc import Sequence
 MODULES = ("conversion.command", "surgery", "insight.command")
 # Those of `training`, which reads its own words.
 TRAINING = {
+    "new": "a recipe for a text of your own and this machine",
     "train": "a model from a recipe",
     "prepare": "tokenise the corpus of a recipe ahead of a run",
     "plan": "what a run of a recipe will take on this machine",

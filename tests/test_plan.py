@@ -59,7 +59,8 @@ def test_minutes_that_cannot_be_are_named(given, tmp_path, capsys):
     [pytest.param(each, marks=() if each == "causal_lm" else pytest.mark.slow) for each in tiny_runs.OBJECTIVES],
 )
 def test_the_model_that_fits_into_some_minutes(objective, tmp_path, monkeypatch, capsys):
-    """Larger for more of them, in the recipe's proportions, and 20 targets for each of its parameters."""
+    """Larger for more of them, in the recipe's proportions, and 20 tokens for each parameter that they meet; tied
+    tables are counted once."""
     recipe = tiny_runs.write_recipe(tmp_path, objective, evaluation={"every_steps": None})
     monkeypatch.setattr(
         plan.loop, "timed", lambda run, count: iter([(run.unwrapped_model.num_parameters() / 1e6, 40)] * count)
@@ -73,9 +74,11 @@ def test_the_model_that_fits_into_some_minutes(objective, tmp_path, monkeypatch,
         parameters = int(found["parameters"].split()[0].replace(",", ""))
         steps = int(found[f"in {minutes} minutes"].split()[1])
         sizes.append(parameters)
-        assert 1 <= 40 * steps / (plan.TARGETS_A_PARAMETER * parameters) < 6, "one layer more is too much"
-        again = planned(capsys, recipe, *words)
+        run, again, _ = plan.begun([str(recipe), *words])
         assert again["parameters"].split() == found["parameters"].split()
+        met = run.unwrapped_model.num_parameters(exclude_embeddings=True)
+        tokens = 40 * steps / plan.TARGETS[objective](run.recipe)
+        assert 1 <= tokens / (plan.TOKENS_A_PARAMETER * met) < 6, "one layer more is too much"
     assert sizes[0] < sizes[1]
     assert main(["plan", str(recipe), "--minutes", "0.001", "--fit"]) == 2
     assert "--minutes: 0.001 are too few for a model of one layer" in capsys.readouterr().err
@@ -85,7 +88,7 @@ def test_the_time_on_gpus(tmp_path, capsys):
     recipe = tiny_runs.write_recipe(tmp_path, optimisation={"max_steps": 10**9})
     one, eight = (planned(capsys, recipe, f"--gpus={number}xH100") for number in (1, 8))
     total = float(one["operations"].split()[0])
-    assert one["on 1 H100"].split(" in bf16")[0].strip() == plan._duration(total / (plan.MFU * 989e12))
+    assert one["on 1 H100"].split(" in bf16")[0].strip() == plan.duration(total / (plan.MFU * 989e12))
     assert "GB each in DDP" in eight["on 8 H100"]
 
 
@@ -113,4 +116,4 @@ def test_a_plan_of_two_processes_is_said_once(words, tmp_path):
 
 def test_durations_read_as_people_say_them():
     said = {12.3: "12 s", 100: "2 min", 3599: "1 h 0 min", 12_000: "3 h 20 min"}
-    assert {seconds: plan._duration(seconds) for seconds in said} == said
+    assert {seconds: plan.duration(seconds) for seconds in said} == said

@@ -4,14 +4,15 @@
     python -m training evaluate MODEL --data PATH [--key value ...]
     python -m training prepare RECIPE.yaml [--key value ...]
     python -m training plan RECIPE.yaml [--minutes M [--fit]] [--gpus 8xH100] [--key value ...]
+    python -m training new OBJECTIVE --data PATH [--minutes M] [--columns SOURCE TARGET] [--output RECIPE.yaml]
 
 Where the package is installed, it is `hf_scratch_transformer.training`, and `scratch-transformer train` and `evaluate`
 are the same in one process. RECIPE may also be the name of one that comes with it.
 
 The second measures a finished model, a folder or an id on the Hub, and writes nothing; the third tokenises the training
-split ahead of a run, which else does so at its first start; the last says what a run will take. `--help` lists the
-keys. A run's folder (`--output_dir`) holds `recipe.yaml`, `environment.json`, `tokenizer/`, `metrics.jsonl`,
-`curves.png`, `checkpoints/` and `model/`.
+split ahead of a run, which else does so at its first start; the fourth says what a run will take; the last writes a
+recipe for a text and a number of minutes. `--help` lists the keys. A run's folder (`--output_dir`) holds `recipe.yaml`,
+`environment.json`, `tokenizer/`, `metrics.jsonl`, `curves.png`, `checkpoints/` and `model/`.
 
 Exit codes: 0 done, 1 failed, 2 the recipe or its data cannot be used, 130 and 143 stopped by SIGINT and SIGTERM (saved;
 `--resume` goes on). `accelerate launch` makes 1 of all but 0, with a traceback of its own unless it is told `--quiet`;
@@ -41,6 +42,7 @@ with leaving_at_once():  # these take seconds, in which one may think better of 
     from .folder import claimed
     from .plan import plan
     from .preparation import prepare
+    from .proposal import propose
     from .publication import publish
     from .recipe import Recipe, parse, recipe_path, reference, shipped
     from .run import Interrupted, Run, TrainingError, finish, open_accelerator, open_run
@@ -68,6 +70,8 @@ def main(arguments: list[str]) -> int:
             prepare(parse(arguments[1:]))
         elif arguments[:1] == ["plan"]:
             plan(arguments[1:])
+        elif arguments[:1] == ["new"]:
+            propose(arguments[1:])
         else:
             train(parse(arguments), recipe_path(arguments[0]))
     except RecipeError as error:
@@ -107,6 +111,8 @@ usage: accelerate launch -m {__package__} RECIPE.yaml [--key value ...]
        python -m {__package__} prepare RECIPE.yaml [--key value ...]
        python -m {__package__} plan RECIPE.yaml [--minutes M [--fit]]
            [--gpus 8xH100] [--key value ...]
+       python -m {__package__} new OBJECTIVE --data PATH [--minutes M]
+           [--columns SOURCE TARGET] [--output RECIPE.yaml]
 
 Train a model from a recipe, a YAML file of the fields below. On the command
 line, which wins, keys are dotted: `--key value`, or `--key` alone for true.
@@ -116,9 +122,10 @@ The second line measures a finished model, ours or a native one, on the test
 split of a file, a folder or a Hub dataset, and writes nothing. Of the fields it
 heeds objective, data, evaluation, optimisation and seed. The third tokenises
 the training split ahead of a run, which else does so at its first start. The
-last does a few steps and says what the run will take, with --minutes, how many
-steps fit into these, with --fit beside it, of a model of which size, and with
---gpus, how long the run takes on these.
+fourth does a few steps and says what the run will take, with --minutes, how
+many steps fit into these, with --fit beside it, of a model of which size, and
+with --gpus, how long the run takes on these. The last looks at a text, measures
+this machine, and writes a recipe for both, the reason beside each choice.
 """
 
 

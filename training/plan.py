@@ -8,8 +8,9 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from accelerate import init_empty_weights
@@ -22,14 +23,23 @@ from . import evaluation, loop
 from .base_model import PATH, build_config
 from .metrics import used_memory
 from .publication import target_flops
-from .recipe import parse
+from .recipe import Recipe, parse
 from .roofline import SHEETS, best_rate
 from .run import Run, open_accelerator, prepare, saved_tensors
 from .sections import RecipeError
 
 WARMUP, MEASURED = 3, 10  # steps: in the first of them much is allocated, and maybe compiled
 MINUTES, FIT, GPUS = "--minutes", "--fit", "--gpus"
-TARGETS_A_PARAMETER = 20  # of a model whose training makes most of its operations (Hoffmann et al. 2022)
+# Of a model whose training makes most of its operations, for each parameter that a token meets, tables of embeddings
+# apart (Hoffmann et al. 2022).
+TOKENS_A_PARAMETER = 20
+# For a token of training. A target of a translator has a source beside it, and each of them meets half of the model.
+TARGETS: dict[str, Callable[[Recipe], float]] = {
+    "causal_lm": lambda recipe: 1.0,
+    "masked_lm": lambda recipe: statistics.mean(recipe.optimisation.mask_fraction),
+    "translation": lambda recipe: 0.25,
+}
+LEAST_A_PARAMETER = 4  # where text is seen again and again: a larger model gains more from that than more passes
 LARGEST = 64  # times as wide and deep as the recipe's is the largest model that is tried
 OF_TOKENS = ("vocab_size", "decoder_vocab_size", "share_encoder_decoder_embeddings")  # fields that a tokenizer decides
 MFU = 0.4  # that is assumed of GPUs, which nobody has measured yet
@@ -46,9 +56,9 @@ def plan(words: Sequence[str]) -> None:
     if FIT in options and minutes is None:
         raise RecipeError(f"{FIT}: give {MINUTES} as well, into which the model is to fit")
     for _ in range(3 if FIT in options else 1):  # a model of another size makes other use of the machine
-        run, report, pace = _measured(words, minutes, gpus)
+        run, report, pace = begun(words, minutes, gpus)
         pace = broadcast_object_list([pace])[0]  # all processes try the same size next
-        sizes = _fitting(run, pace, minutes) if FIT in options and minutes is not None else {}
+        sizes = fitting(run, pace, minutes) if FIT in options and minutes is not None else {}
         if all(run.recipe.model.get(name) == size for name, size in sizes.items()):
             break
         words += [f"--model.{name}={size}" for name, size in sizes.items()]
@@ -60,9 +70,18 @@ def plan(words: Sequence[str]) -> None:
         print(*(f"{name:{width}}  {value}" for name, value in report.items()), sep="\n")
 
 
-def _measured(
-    words: Sequence[str], minutes: float | None, gpus: tuple[int, str] | None
-) -> tuple[Run, dict[str, str], float]:
+class Pace(NamedTuple):
+    """What a run takes: seconds of a step and of an evaluation, and the targets of a step."""
+
+    step: float
+    evaluation: float
+    targets: float
+
+
+def begun(
+    words: Sequence[str], minutes: float | None = None, gpus: tuple[int, str] | None = None
+) -> tuple[Run, dict[str, str], Pace]:
+    """The run of a command line, in a folder that is gone already, and what it will take."""
     with tempfile.TemporaryDirectory() as folder:
         recipe = parse([*words, "--output_dir", folder]).model_copy(update={"resume": False, "trackers": ()})
         accelerator = open_accelerator(recipe)
@@ -71,9 +90,8 @@ def _measured(
             return run, *measured(run, minutes, gpus)
 
 
-def measured(run: Run, minutes: float | None, gpus: tuple[int, str] | None) -> tuple[dict[str, str], float]:
-    """What a run of which no step is done will take, by names, and the seconds for a target; it is no longer fit to be
-    trained."""
+def measured(run: Run, minutes: float | None, gpus: tuple[int, str] | None) -> tuple[dict[str, str], Pace]:
+    """What a run of which no step is done will take, by names and in numbers; it is no longer fit to be trained."""
     spec, every = run.recipe.optimisation, run.recipe.evaluation.every_steps
     times = list(loop.timed(run, min(WARMUP + MEASURED, spec.max_steps)))
     warm = times[WARMUP:] or times
@@ -89,9 +107,9 @@ def measured(run: Run, minutes: float | None, gpus: tuple[int, str] | None) -> t
     report = {
         "parameters": f"{run.unwrapped_model.num_parameters():,}, for {len(run.objective.tokenizer):,} tokens",
         "a step": f"{step:.3g} s, median of {len(warm)}, for {targets:,.0f} targets: {targets / step:,.0f} a second",
-        "steps": f"{spec.max_steps:,} in {_duration(steps)}, for {targets * spec.max_steps:,.0f} targets",
+        "steps": f"{spec.max_steps:,} in {duration(steps)}, for {targets * spec.max_steps:,.0f} targets",
         "evaluations": f"{evaluations} of {each:.3g} s; the test at the end is not counted",
-        "in all": _duration(steps + evaluations * each),
+        "in all": duration(steps + evaluations * each),
         "memory": f"{memory:,.0f} MB in each of {run.accelerator.num_processes} process(es)",
         "a checkpoint": f"{saved / 1e6:,.1f} MB",
     }
@@ -105,7 +123,7 @@ def measured(run: Run, minutes: float | None, gpus: tuple[int, str] | None) -> t
             number, kind = gpus
             model = run.unwrapped_model
             gradients = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-            taken = _duration(total / (number * MFU * SHEETS[kind]))
+            taken = duration(total / (number * MFU * SHEETS[kind]))
             report[f"on {number} {kind}"] = (
                 f"{taken} in bf16 at an assumed MFU of {MFU:.0%}; for weights, gradients and optimiser "
                 f"{(saved + gradients) / 1e9:,.2f} GB each in DDP, {(saved + gradients) / number / 1e9:,.2f} in FSDP2"
@@ -116,12 +134,13 @@ def measured(run: Run, minutes: float | None, gpus: tuple[int, str] | None) -> t
     if minutes is not None:
         fitting = int(60 * minutes / (step + (each / every if every else 0.0)))
         report[f"in {minutes:g} minutes"] = f"--optimisation.max_steps {fitting}"
-    return report, step / targets
+    return report, Pace(step, each, targets)
 
 
-def _fitting(run: Run, pace: float, minutes: float) -> dict[str, int]:
+def fitting(run: Run, pace: Pace, minutes: float, most: float = math.inf) -> dict[str, int]:
     """The sizes, in the proportions of the recipe's, of the model that makes most of so many minutes: the largest that
-    gets `TARGETS_A_PARAMETER` targets for each of its parameters. `pace` is the seconds that the run's takes for one.
+    gets `TOKENS_A_PARAMETER` tokens for each of its parameters. Where there is text for `most` targets only, a larger
+    one makes more of them, down to `LEAST_A_PARAMETER` tokens for each.
 
     Raises RecipeError for a native model, and for minutes that are too few for a single layer.
     """
@@ -148,13 +167,17 @@ def _fitting(run: Run, pace: float, minutes: float) -> dict[str, int]:
     def seconds(size: int) -> float:
         with init_empty_weights(), torch.random.fork_rng([]):
             model = type(run.unwrapped_model)(build_config(given | scaled(size), tokens))
+        model.tie_weights()  # which parameters without memory are not
         parameters, before = model.num_parameters(), run.unwrapped_model.num_parameters()
-        return pace * parameters / before * TARGETS_A_PARAMETER * parameters
+        targets = TARGETS[run.recipe.objective](run.recipe) * model.num_parameters(exclude_embeddings=True)
+        if size > 1 and LEAST_A_PARAMETER * targets > most:
+            return math.inf
+        return pace.step / pace.targets * parameters / before * min(TOKENS_A_PARAMETER * targets, most)
 
     size = bisect.bisect_right(range(1, LARGEST * whole + 1), 60 * minutes, key=seconds)
     if not size:
         least = math.ceil(seconds(1) / 60)
-        raise RecipeError(f"{MINUTES}: {minutes:g} are too few for a model of one layer, which takes {least}")
+        raise RecipeError(f"{MINUTES}: {minutes:.2g} are too few for a model of one layer, which takes {least}")
     return scaled(size)
 
 
@@ -197,7 +220,7 @@ def _gpus(given: str | None) -> tuple[int, str] | None:
     return int(number), kind
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """`3 h 20 min`, `7 min`, `12 s`"""
     if seconds < 100:
         return f"{seconds:.0f} s"

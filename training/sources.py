@@ -113,6 +113,17 @@ def local_files(data: Data) -> list[Path]:
     return found
 
 
+def first_rows(data: Data, role: str) -> Columns:
+    """The first rows of a split with every column that its files have; none of parallel text, which has no names."""
+    source = _find(data, role)
+    return next(source.rows(0, None), {}) if source.files.keys() == {""} else {}
+
+
+def is_plain_text(file: Path) -> bool:
+    """Whether a file is read as text, with no columns."""
+    return _kind(file)[0] == "text"
+
+
 def named(data: Data, role: str) -> Iterator[str]:
     """The files that a split is read from, where there are several or some are left out; for people."""
     for each in views(data, role):

@@ -1,0 +1,109 @@
+"""What is seen of a text before anything is decided about it."""
+
+import gzip
+import json
+
+import pytest
+
+from training.recipe import resolved
+from training.sections import RecipeError
+from training.survey import repeated, survey
+
+LINES = [f"line {number} of a text, says nobody" for number in range(40)]
+
+
+def write(folder, **files):
+    folder.mkdir(exist_ok=True)
+    for name, lines in files.items():
+        (folder / name.replace("__", ".")).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return str(folder)
+
+
+def test_a_file_is_parted(tmp_path):
+    found = survey(write(tmp_path, notes__txt=LINES) + "/notes.txt", "masked_lm")
+    assert found.data["splits"] == {"train": ["text[:90%]"], "validation": ["text[90%:95%]"], "test": ["text[95%:]"]}
+    assert (found.rows, found.data["sample_by"], found.words) == (36, "line", 36 * 7)
+    assert found.size == sum(map(len, LINES[:36])) + 35
+
+
+@pytest.mark.parametrize(
+    ("files", "splits"),
+    [
+        (["train.txt", "dev.txt", "test.txt"], {"train": ["train"], "validation": ["dev"], "test": ["test"]}),
+        (
+            ["training.txt", "valid.txt"],
+            {"train": ["training"], "validation": ["valid[:50%]"], "test": ["valid[50%:]"]},
+        ),
+        (["train.txt", "test.txt"], {"train": ["train[:95%]"], "validation": ["train[95%:]"], "test": ["test"]}),
+        (["a.py", "b/c.py", "README"], None),
+        (["one.txt", "LICENSE.md"], None),
+    ],
+)
+def test_splits_are_found_by_their_names_or_parted(files, splits, tmp_path):
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("\n".join(LINES * (1 + ("." in name and "LICENSE" not in name))))
+    found = survey(str(tmp_path), "masked_lm").data["splits"]
+    stem = "**/*.py" if "a.py" in files else "one.txt"
+    assert found == (
+        splits or {"train": [f"{stem}[:90%]"], "validation": [f"{stem}[90%:95%]"], "test": [f"{stem}[95%:]"]}
+    )
+
+
+def test_parallel_text_packed_or_not(tmp_path):
+    write(tmp_path, **{"train__de": LINES[:30], "dev__en": LINES, "dev__de": LINES})
+    with gzip.open(tmp_path / "train.en.gz", "wt") as file:
+        file.write("\n".join([*LINES[:29], ""]) + "\n")
+    found = survey(str(tmp_path), "translation")
+    assert found.data["columns"] == {"source": "en", "target": "de"}
+    assert found.rows == 29 and found.refused == {"empty": 1}
+    turned = survey(str(tmp_path), "translation", ["de", "en"])
+    assert turned.data["columns"] == {"source": "de", "target": "en"}
+
+
+def test_columns_of_a_table(tmp_path):
+    rows = [{"id": number, "title": "short", "said": line} for number, line in enumerate(LINES)]
+    (tmp_path / "all.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = survey(str(tmp_path), "causal_lm")
+    assert found.data["columns"] == {"text": "said"} and found.data["sample_by"] == "line"
+    pairs = survey(str(tmp_path), "translation", ["said", "title"])
+    assert pairs.data["columns"] == {"source": "said", "target": "title"}
+    resolved("recipe", {"objective": "causal_lm", "data": found.data, "model": {"model_type": "scratch_decoder"},
+                        "optimisation": {"max_steps": 1}, "output_dir": "x"}, [])  # fmt: skip
+
+
+def test_repetitions_letters_and_what_cannot_be_read(tmp_path):
+    lines = ["один и тот же", "один и тот же", "another one", "\0", "", *LINES]
+    found = survey(write(tmp_path, all__txt=lines), "masked_lm")
+    assert found.refused["repeated"] == 1 and found.refused["with zero bytes, as in UTF-16"] == 1
+    assert repeated(found) == pytest.approx(1 / (found.rows + 1))
+    assert found.scripts().startswith("Latin 9") and "Cyrillic" in found.scripts()
+
+
+def test_paragraphs_and_documents(tmp_path):
+    text = [line for pair in zip(LINES, [""] * 40, strict=True) for line in pair]
+    write(tmp_path, all__txt=text)
+    assert survey(str(tmp_path), "masked_lm").data["sample_by"] == "paragraph"
+    found = survey(str(tmp_path), "causal_lm")
+    assert found.data["sample_by"] == "document" and found.rows == 1
+
+
+@pytest.mark.parametrize(
+    ("files", "objective", "columns", "said"),
+    [
+        ({}, "causal_lm", (), "--data: .* holds no file"),
+        ({"all__txt": ["", ""]}, "masked_lm", (), "(empty|no row that can be used)"),
+        ({"t__en": LINES, "t__de": LINES, "t__fr": LINES}, "translation", (), "--columns: text in de, en, fr is there"),
+        ({"t__en": LINES, "t__de": LINES}, "translation", ("en",), "--columns: translation needs 2, source and target"),
+        ({"t__txt": LINES}, "translation", (), "--columns: name the 2 that hold source and target; there are text"),
+        ({"t__txt": LINES}, "causal_lm", ("body",), "--columns: no text in body; there is in text"),
+    ],
+)
+def test_what_cannot_be_is_named(files, objective, columns, said, tmp_path):
+    with pytest.raises(RecipeError, match=said):
+        survey(write(tmp_path / "data", **files), objective, columns)
+
+
+def test_what_is_not_there_is_named(tmp_path):
+    with pytest.raises(RecipeError, match="--data: .*nowhere is not there"):
+        survey(str(tmp_path / "nowhere"), "causal_lm")
