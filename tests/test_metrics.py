@@ -3,6 +3,7 @@
 import json
 
 import matplotlib.image
+import numpy as np
 import pytest
 import sacrebleu
 
@@ -72,3 +73,23 @@ def test_the_curves_are_red_and_blue(tmp_path):
     assert drawn(one, (1, 0, 0)) > 50 and drawn(two, (1, 0, 0)) > 50
     assert drawn(two, (0, 0, 1)) > drawn(one, (0, 0, 1)) + 50
     assert two.shape[1] > one.shape[1], "the score has a panel of its own"
+
+
+def test_intervals_hold_the_mean_in_95_of_100_cases():
+    rng, held = np.random.default_rng(1), 0
+    for _ in range(200):
+        counts = rng.integers(50, 150, 60)
+        low, high = metrics.interval((2.0 + rng.normal(0, 0.3, 60)) * counts, counts)
+        held += low <= 2.0 <= high
+    assert 178 <= held <= 199
+    assert metrics.interval([3.0], [2]) is None
+
+
+def test_intervals_of_translations():
+    references = [f"the {word} is by the river bank" for word in ("trout", "letter", "north", "account")] * 10
+    outputs = [text if number % 4 else text.replace("river", "old") for number, text in enumerate(references)]
+    scores = metrics.translation_scores(outputs, references) | metrics.translation_intervals(outputs, references)
+    for name in ("bleu", "chrf", "exact_match"):
+        low, high = scores[f"{name}_interval"]
+        assert low < scores[name] < high and high - low > 1
+    assert scores["exact_match"] == 75

@@ -29,7 +29,7 @@ NATIVE = {
 
 def scores(capsys):
     """What was printed, by name."""
-    lines = [line.removeprefix("test ").split(": ") for line in capsys.readouterr().out.splitlines()]
+    lines = [line.removeprefix("test ").split(": ", 1) for line in capsys.readouterr().out.splitlines()]
     return {name: value.split()[0] for name, value in lines}
 
 

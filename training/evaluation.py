@@ -79,12 +79,12 @@ def test(run: Run) -> dict[str, Any]:
 def measure(session: Session, model: PreTrainedModel, corpus: Corpus) -> tuple[dict[str, Any], list[str]]:
     """All that there is to measure of a finished model on a test split, and its translations."""
     model.eval()
-    values: dict[str, Any] = evaluate(session, model, corpus)
+    values = evaluate(session, model, corpus, with_interval=True)
     if not isinstance(session.objective, Translation):
         return values, []
     spec, references = session.recipe.evaluation, corpus.texts["target"]
     outputs = translate(session, model, corpus, np.arange(session.objective.examples(corpus)), spec.num_beams)
-    values |= metrics.translation_scores(outputs, references)
+    values |= metrics.translation_scores(outputs, references) | metrics.translation_intervals(outputs, references)
     values["groups"] = {
         column: metrics.grouped_scores(outputs, references, corpus.texts[GROUP + column]) for column in spec.group_by
     }
@@ -92,8 +92,9 @@ def measure(session: Session, model: PreTrainedModel, corpus: Corpus) -> tuple[d
 
 
 @torch.no_grad()
-def evaluate(run: Session, model: torch.nn.Module, corpus: Corpus) -> dict[str, float]:
-    """Loss and the objective's other metrics over a whole corpus, each process taking some of the batches.
+def evaluate(run: Session, model: torch.nn.Module, corpus: Corpus, with_interval: bool = False) -> dict[str, Any]:
+    """Loss and the objective's other metrics over a whole corpus, each process taking some of the batches; with the
+    interval that the loss of other text of that kind would be in, as far as the batches tell.
 
     Raises Interrupted when one of them has received a signal.
     """
@@ -107,6 +108,7 @@ def evaluate(run: Session, model: torch.nn.Module, corpus: Corpus) -> dict[str, 
         first_step=run.recipe.optimisation.max_steps,  # where a masking schedule ends
     )
     sums: dict[str, torch.Tensor] = defaultdict(lambda: torch.zeros((), dtype=torch.float64, device=accelerator.device))
+    parts: dict[int, tuple[torch.Tensor, int]] = {}
     targets = 0
     for index, counts in _turns(run, model, len(plan)):
         batch, count = batches[index]
@@ -114,6 +116,7 @@ def evaluate(run: Session, model: torch.nn.Module, corpus: Corpus) -> dict[str, 
             scores = objective.score(model, {n: v.to(accelerator.device) for n, v in batch.items()})
         if counts:
             targets += count
+            parts[index] = scores["loss_sum"], count
             for name, value in scores.items():
                 sums[name] += value
     sums["targets"] += targets
@@ -124,7 +127,11 @@ def evaluate(run: Session, model: torch.nn.Module, corpus: Corpus) -> dict[str, 
             totals[name] += value
     if not totals["targets"]:
         raise RecipeError(f"data.splits: an evaluation of {corpus.rows} rows has nothing to predict: give more text")
-    return objective.summary(totals, int(totals.pop("targets")), corpus)
+    values: dict[str, Any] = objective.summary(totals, int(totals.pop("targets")), corpus)
+    if with_interval:
+        every = [pair for part in _gathered(run, [(i, float(s), n) for i, (s, n) in parts.items()]) for pair in part]
+        values["loss_interval"] = metrics.interval([s for _, s, _ in sorted(every)], [n for _, _, n in sorted(every)])
+    return values
 
 
 def translate(run: Session, model: torch.nn.Module, corpus: Corpus, rows: np.ndarray, num_beams: int) -> list[str]:

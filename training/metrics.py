@@ -11,10 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 import yaml
 from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.metrics.base import Metric
 from tqdm import tqdm
 
 from hf_scratch_transformer.files import write_text
@@ -22,6 +24,7 @@ from hf_scratch_transformer.insight.records import read_metrics
 
 from .sections import RecipeError
 
+RESAMPLED = 1000  # times, for an interval
 ANY_GROUP = "any group"
 AFTERWARDS = ("test", "finished")  # events of a run whose steps are done
 
@@ -94,14 +97,47 @@ def read(path: Path) -> list[dict[str, Any]]:
     return read_metrics(path) if path.exists() else []
 
 
+def interval(sums: Sequence[float], counts: Sequence[float]) -> list[float] | None:
+    """Where the mean would lie in 95 of 100 cases if other parts of the same kind had been drawn: the bootstrap (Efron
+    1979) of parts with these sums, of so many each. None for a single part, which says nothing."""
+    if len(sums) < 2:
+        return None
+    drawn = np.random.default_rng(0).integers(len(sums), size=(RESAMPLED, len(sums)))
+    means = np.asarray(sums)[drawn].sum(1) / np.asarray(counts)[drawn].sum(1)
+    return [float(each) for each in np.quantile(means, (0.025, 0.975))]
+
+
+def _metrics() -> dict[str, Metric]:
+    return {"bleu": BLEU(), "bleu_lowercase": BLEU(lowercase=True), "chrf": CHRF()}
+
+
 def translation_scores(outputs: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
     """sacreBLEU (13a; mixed case and lower-cased), chrF, their signatures, and the percentage of exact matches."""
     scores: dict[str, Any] = {}
-    for name, metric in {"bleu": BLEU(), "bleu_lowercase": BLEU(lowercase=True), "chrf": CHRF()}.items():
+    for name, metric in _metrics().items():
         scores[name] = metric.corpus_score(list(outputs), [list(references)]).score
         scores[f"{name}_signature"] = str(metric.get_signature())
-    matches = sum(out.strip() == reference.strip() for out, reference in zip(outputs, references, strict=True))
-    return scores | {"exact_match": 100 * matches / len(references)}
+    return scores | {"exact_match": float(np.mean(_matches(outputs, references)))}
+
+
+def translation_intervals(outputs: Sequence[str], references: Sequence[str]) -> dict[str, list[float] | None]:
+    """Of these scores, as `interval` means it, by sacreBLEU's own bootstrap of the rows."""
+    matches = _matches(outputs, references)
+    found = {"exact_match_interval": interval(matches, [1.0] * len(matches))}
+    for name, metric in _metrics().items() if len(matches) > 1 else ():
+        try:
+            score = metric.corpus_score(list(outputs), [list(references)], n_bootstrap=RESAMPLED)
+        except TypeError:  # it cannot add up scores of which some are nothing at all
+            continue
+        said = json.loads(score.format(width=6, signature=str(metric.get_signature()), is_json=True))
+        if "confidence_mean" in said:
+            middle, half = said["confidence_mean"], said["confidence_var"]
+            found[f"{name}_interval"] = [middle - half, middle + half]
+    return found
+
+
+def _matches(outputs: Sequence[str], references: Sequence[str]) -> list[float]:
+    return [100.0 * (out.strip() == reference.strip()) for out, reference in zip(outputs, references, strict=True)]
 
 
 def grouped_scores(

@@ -165,8 +165,9 @@ def summarise(results: dict[str, Any]) -> None:
     """The test's results, on the terminal."""
     for name, value in results.items():
         if isinstance(value, float):
-            signature = results.get(f"{name}_signature")
-            print(f"test {name}: {value:.4g}" + (f"  ({signature})" if signature else ""))
+            signature, interval = (results.get(f"{name}_{what}") for what in ("signature", "interval"))
+            likely = " (95%: {:.4g} to {:.4g})".format(*interval) if interval else ""
+            print(f"test {name}: {value:.4g}{likely}" + (f"  ({signature})" if signature else ""))
     for column, groups in results.get("groups", {}).items():
         exact = {group: scores["exact_match"] for group, scores in groups.items() if group != metrics.ANY_GROUP}
         if exact:  # the card has them all
