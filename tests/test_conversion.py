@@ -1224,11 +1224,16 @@ def test_gguf_with_weights_missing_is_refused(tokenizer, tmp_path, monkeypatch):
     assert {path.name for path in tmp_path.iterdir()} == {"ours", "model.gguf"}
 
 
-def test_an_engine_that_is_not_there_is_named(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    "engine, message",
+    [
+        ("ctranslate2", "needs that package: pip install ctranslate2"),
+        ("onnx", "needs onnx and onnxscript: pip install onnx onnxscript onnxruntime"),
+    ],
+)
+def test_an_engine_that_is_not_there_is_named(engine, message, tmp_path, monkeypatch, capsys):
     """What it does with our models is tested where it is installed, in tests/tools."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert cli.main(["convert", str(tmp_path), str(tmp_path / "new"), "--to", "ctranslate2"]) == 2
-    assert capsys.readouterr().err == (
-        "scratch-transformer: --to ctranslate2 needs that package: pip install ctranslate2\n"
-    )
+    assert cli.main(["convert", str(tmp_path), str(tmp_path / "new"), "--to", engine]) == 2
+    assert capsys.readouterr().err == f"scratch-transformer: --to {engine} {message}\n"
     assert not (tmp_path / "new").exists()

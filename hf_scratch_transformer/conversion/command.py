@@ -7,7 +7,7 @@ from typing import Any
 from .families import FAMILIES
 from .folders import convert_folder
 
-ENGINES = ("ctranslate2", "gguf")  # the packages of those that want them, and our files for them
+ENGINES = ("ctranslate2", "gguf", "onnx")  # the packages of those that want them, and our files for them
 
 
 def add_commands(subparsers: Any) -> None:
@@ -25,6 +25,11 @@ def run(arguments: argparse.Namespace) -> None:
     engine, source, target = arguments.to, arguments.source, arguments.target
     if engine not in ENGINES:
         print(convert_folder(source, target, engine, arguments.verify))
+    elif engine == "onnx":
+        from .onnx import write
+
+        if (compared := write(source, target, arguments.verify)) is not None:
+            print(compared)
     elif importlib.util.find_spec(engine) is None:
         raise ValueError(f"--to {engine} needs that package: pip install {engine}")
     elif engine == "gguf":

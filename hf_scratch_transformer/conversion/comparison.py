@@ -1,5 +1,6 @@
 """Two models beside each other, on the same tokens."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -41,12 +42,17 @@ def compare(one: PreTrainedModel, other: PreTrainedModel) -> Comparison:
     """What two models of the same task compute of the same random tokens, none of them padding."""
     inputs = tokens_for(one)
     before, after = (model.eval()(**inputs) for model in (one, other))
+    names = [name for name in OUTPUTS if before.get(name) is not None and after.get(name) is not None]
+    return furthest((name, before[name], after[name]) for name in names)
+
+
+def furthest(outputs: Iterable[tuple[str, Tensor, Tensor]]) -> Comparison:
+    """Of outputs with their names, expected and actual, those that are furthest apart."""
     found = []
-    for name in OUTPUTS:
-        if (expected := before.get(name)) is not None and (actual := after.get(name)) is not None:
-            expected, actual = expected.float(), actual.float()
-            difference = (actual - expected).abs().max().nan_to_num(nan=float("inf")).item()
-            found.append(Comparison(name, difference, expected.abs().max().item()))
+    for name, expected, actual in outputs:
+        expected, actual = expected.float(), actual.float()
+        difference = (actual - expected).abs().max().nan_to_num(nan=float("inf")).item()
+        found.append(Comparison(name, difference, expected.abs().max().item()))
     return max(found, key=lambda each: each.difference / each.allowed)
 
 

@@ -102,12 +102,8 @@ def open_saved(source: str | os.PathLike[str]) -> Saved:
             translation = Translation(*native_task(config), config, weights)
             model, described, read = translation.model, translation.shapes, translation.tensor
         else:
-            name = _architecture(config)
-            model_class = getattr(hf_scratch_transformer, name, None)
-            if not (isinstance(model_class, type) and issubclass(model_class, ScratchPreTrainedModel)):
-                raise ValueError(f"{source}: config.json: architectures: there is no {name}")
             with torch.device("meta"):
-                model = model_class(config)
+                model = saved_class(source, config)(config)
             names, described = stored_names(model, describe(weights), lambda name: False), stored(model)
 
             def read(name: str) -> Tensor:
@@ -256,6 +252,15 @@ def _architecture(config: PreTrainedConfig) -> str:
             "model with the class it is meant for, and convert that"
         )
     return str(config.architectures[0])
+
+
+def saved_class(source: str | os.PathLike[str], config: PreTrainedConfig) -> type[ScratchPreTrainedModel]:
+    """That of ours which a configuration names."""
+    name = _architecture(config)
+    model_class = getattr(hf_scratch_transformer, name, None)
+    if not (isinstance(model_class, type) and issubclass(model_class, ScratchPreTrainedModel)):
+        raise ValueError(f"{os.fspath(source)}: config.json: architectures: there is no {name}")
+    return model_class
 
 
 def _translated(source: PreTrainedModel, family: Family, task: str) -> PreTrainedModel:
