@@ -18,6 +18,7 @@ from tests import tiny
 
 ENDLESS = {"eos_token_id": None, "max_position_embeddings": 64}
 LIKE_LLAMA = {"position_embedding_type": "rotary", "hidden_act": "swiglu", "norm_type": "rms_norm"}
+UNTIED = {"tie_word_embeddings": False, "initializer_range": 0.3}  # or one token would follow itself
 WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}
 MODELS = {
     "encoder": (ScratchEncoderForMaskedLM, {"position_embedding_type": "learned", "norm_position": "post"}),
@@ -25,8 +26,11 @@ MODELS = {
     "decoder": (ScratchDecoderForCausalLM, LIKE_LLAMA),
     "learned decoder": (ScratchDecoderForCausalLM, {"position_embedding_type": "learned", "hidden_act": "gelu"}),
     "window decoder": (ScratchDecoderForCausalLM, LIKE_LLAMA | WINDOWS | {"value_head_dim": 12}),
-    "seq2seq": (ScratchSeq2SeqForConditionalGeneration, {"position_embedding_type": "sinusoidal"}),
-    "rotary seq2seq": (ScratchSeq2SeqForConditionalGeneration, LIKE_LLAMA),
+    "seq2seq": (ScratchSeq2SeqForConditionalGeneration, LIKE_LLAMA | UNTIED),
+    "learned seq2seq": (
+        ScratchSeq2SeqForConditionalGeneration,
+        LIKE_LLAMA | UNTIED | {"position_embedding_type": "learned"},
+    ),
 }
 
 
