@@ -1,4 +1,4 @@
-"""What vLLM 0.33.0 and SGLang 0.5.23 ask of models that they have no code for, since neither runs on these machines: the
+"""What vLLM 0.33.0 and SGLang 0.5.23 ask of models that they have no code for, since neither runs here: the
 rules in `vllm/model_executor/models/transformers` and `sglang/srt/models/transformers.py`, on our sources."""
 
 import ast
@@ -40,7 +40,7 @@ def test_attention_is_found_in_the_source():
 
 @pytest.mark.parametrize("model_class", MODELS)
 def test_plan(model_class):
-    """rules of both on our classes: backend-compatible, each matrix in a tensor-parallel plan of styles that they know"""
+    """rules of both on our classes: backend-compatible, matrices in a tensor-parallel plan of known styles"""
     model = tiny.model(model_class, hidden_act="swiglu")
     assert model_class.is_backend_compatible() and model.base_model_prefix == "model"
     assert {"AutoConfig", "AutoModel"} <= model.config.auto_map.keys()
