@@ -1,4 +1,4 @@
-"""Quantised models beside our own with the weights that those stand for."""
+"""Quantised models beside our own with the weights that those stand for, and scores from logits."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -14,7 +14,7 @@ import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.testing import assert_close
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from tests import tiny
 
@@ -135,6 +135,31 @@ def assert_each_same(
     assert_close(theirs.loss, ours.loss, atol=1e-5, rtol=1e-5)
 
 
+def encode(tokenizer: PreTrainedTokenizerFast, text: str, **options: Any) -> list[int]:
+    return tokenizer(text, **options)["input_ids"]
+
+
+def log_probabilities(model: PreTrainedModel, ids: list[int], **inputs: Tensor) -> Tensor:
+    """Of every next token, at every position."""
+    name = "decoder_input_ids" if inputs else "input_ids"
+    with torch.no_grad():
+        return model(**{name: torch.tensor([ids])}, **inputs).logits[0].double().log_softmax(-1)
+
+
+def log_likelihood(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, question: str, answer: str) -> float:
+    """Of an answer, token by token."""
+    if model.config.is_encoder_decoder:
+        source = torch.tensor([encode(tokenizer, question)])
+        ids = encode(tokenizer, answer, add_special_tokens=False)
+        start = [model.config.decoder_start_token_id]
+        found = log_probabilities(model, start + ids[:-1], input_ids=source)
+    else:
+        before, whole = encode(tokenizer, question), encode(tokenizer, question + answer)
+        ids = whole[len(before) :]
+        found = log_probabilities(model, whole[:-1])[len(before) - 1 :]
+    return sum(float(found[place, token]) for place, token in enumerate(ids))
+
+
 @pytest.fixture(params=tiny.HEADS, ids=lambda head: head.__name__)
 def head(request, tmp_path) -> Quantised:
     """Every head, a language model's tied."""
@@ -154,4 +179,5 @@ def saved(model_class: type[PreTrainedModel], folder: Path, **shape: Any) -> Qua
 
 @pytest.fixture(scope="session")
 def tools() -> Any:
-    return SimpleNamespace(assert_same=assert_same, assert_each_same=assert_each_same)
+    shared = (assert_same, assert_each_same, log_probabilities, log_likelihood)
+    return SimpleNamespace(**{function.__name__: function for function in shared})

@@ -11,7 +11,6 @@ import pytest
 import torch
 from lm_eval.tasks import TaskManager
 from pytest import approx
-from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from hf_scratch_transformer import ScratchDecoderForCausalLM, ScratchSeq2SeqForConditionalGeneration
@@ -66,33 +65,8 @@ def evaluate(tmp_path, monkeypatch):
     return run
 
 
-def encode(tokenizer: PreTrainedTokenizerFast, text: str, **options: Any) -> list[int]:
-    return tokenizer(text, **options)["input_ids"]
-
-
-def log_probabilities(model: PreTrainedModel, ids: list[int], **inputs: Tensor) -> Tensor:
-    """Of every next token, at every position."""
-    name = "decoder_input_ids" if inputs else "input_ids"
-    with torch.no_grad():
-        return model(**{name: torch.tensor([ids])}, **inputs).logits[0].double().log_softmax(-1)
-
-
-def log_likelihood(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, question: str, answer: str) -> float:
-    """Of an answer, token by token."""
-    if model.config.is_encoder_decoder:
-        source = torch.tensor([encode(tokenizer, question)])
-        ids = encode(tokenizer, answer, add_special_tokens=False)
-        start = [model.config.decoder_start_token_id]
-        found = log_probabilities(model, start + ids[:-1], input_ids=source)
-    else:
-        before, whole = encode(tokenizer, question), encode(tokenizer, question + answer)
-        ids = whole[len(before) :]
-        found = log_probabilities(model, whole[:-1])[len(before) - 1 :]
-    return sum(float(found[place, token]) for place, token in enumerate(ids))
-
-
 @pytest.mark.parametrize("saved", ["causal"], indirect=True)
-def test_perplexity(saved, texts, evaluate):
+def test_perplexity(saved, texts, evaluate, tools):
     """a decoder, perplexity of local texts longer than its window: by word and byte, its numbers = ours"""
     model, tokenizer, _ = saved
     documents = [" ".join(texts[i:] + texts[:i]) for i in range(4)]
@@ -107,12 +81,12 @@ def test_perplexity(saved, texts, evaluate):
     )
     total = 0.0
     for text in documents:
-        ids = encode(tokenizer, text)
+        ids = tokenizer(text)["input_ids"]
         assert len(ids) > 2 * WINDOW
         ids = [tokenizer.bos_token_id, *ids]
         for first in range(1, len(ids), WINDOW):
             end = min(first + WINDOW, len(ids))  # the last window is as long as the others, and counts only what is new
-            found = log_probabilities(model, ids[end - 1 - WINDOW : end - 1])
+            found = tools.log_probabilities(model, ids[end - 1 - WINDOW : end - 1])
             total += sum(float(found[place - end, ids[place]]) for place in range(first, end))
     words, size = sum(len(text.split()) for text in documents), sum(len(text.encode()) for text in documents)
     assert results["word_perplexity"] == approx(math.exp(-total / words), rel=1e-5)
@@ -120,7 +94,7 @@ def test_perplexity(saved, texts, evaluate):
     assert results["bits_per_byte"] == approx(-total / size / math.log(2), rel=1e-5)
 
 
-def test_multiple_choice(saved, texts, evaluate):
+def test_multiple_choice(saved, texts, evaluate, tools):
     """a decoder and a translator, four choices: each log-likelihood, accuracy and that by bytes, its = ours"""
     model, tokenizer, _ = saved
     endings = [" ".join(text.split()[2:5]) for text in texts]
@@ -139,7 +113,8 @@ def test_multiple_choice(saved, texts, evaluate):
         metric_list=[{"metric": "acc"}, {"metric": "acc_norm"}],
     )
     ours = [
-        [log_likelihood(model, tokenizer, row["question"], f" {choice}") for choice in row["choices"]] for row in rows
+        [tools.log_likelihood(model, tokenizer, row["question"], f" {choice}") for choice in row["choices"]]
+        for row in rows
     ]
     theirs = [[float(found[0][0]) for found in sample["resps"]] for sample in samples]
     assert theirs == [approx(row, abs=1e-4) for row in ours]
@@ -159,7 +134,7 @@ def test_generation(saved, texts, evaluate):
     model, tokenizer, _ = saved
     prompts = [" ".join(text.split()[:2]) for text in texts]
     stop, expected = " a", []
-    ids = [torch.tensor([encode(tokenizer, prompt)]) for prompt in prompts]
+    ids = [torch.tensor([tokenizer(prompt)["input_ids"]]) for prompt in prompts]
     assert len({row.shape for row in ids}) > 1
     # In one batch, whose longest prompt it takes for the start of a translation too.
     is_translator = model.config.is_encoder_decoder
