@@ -44,7 +44,7 @@ STEPS = 3
 
 @pytest.fixture(scope="module")
 def folders(texts, tmp_path_factory) -> dict[str, dict[str, str]]:
-    """{task: {"ours": folder, "llama": folder}}"""
+    """{what for: {"ours": folder, "llama": folder}}"""
     found: dict[str, dict[str, str]] = {}
     tokenizer = train_tokenizer(texts, family="decoder", vocab_size=320, min_frequency=1)
     tokenizer.chat_template = TEMPLATE
@@ -140,7 +140,7 @@ def same_losses(run: tuple[str, Any, Any, dict[str, Any]], folders: dict, texts:
     given: dict[str, Any] = {"reward_funcs": length_of_each} if trainer in REWARDING else {}
     reported = []
     for name in ("ours", "llama"):
-        model = folders["SequenceClassification" if trainer is RewardTrainer else "CausalLM"][name]
+        model = folders["scores" if trainer is RewardTrainer else "CausalLM"][name]
         if "Online" in trainer.__name__ or trainer is GKDTrainer:
             given["processing_class"] = AutoTokenizer.from_pretrained(model)
         if trainer in (GKDTrainer, DistillationTrainer):
