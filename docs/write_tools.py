@@ -14,6 +14,7 @@ how many cases. {yes} rows say yes. What cannot be run says why, in the words of
 TITLES = {
     "engines": "Engines",
     "evaluation": "Evaluation and quantisation",
+    "insight": "Looking inside",
     "training": "Training elsewhere",
     "transformers": "Generation and serving by transformers",
 }

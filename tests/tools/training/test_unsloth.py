@@ -40,7 +40,10 @@ print("RESULT", json.dumps({"logits": logits, "losses": losses, "class": type(mo
 
 
 def run(folder, ids, tmp_path):
-    environment = os.environ | {"UNSLOTH_COMPILE_LOCATION": str(tmp_path / "compiled"), "UNSLOTH_DISABLE_STATISTICS": "1"}
+    environment = os.environ | {
+        "UNSLOTH_COMPILE_LOCATION": str(tmp_path / "compiled"),
+        "UNSLOTH_DISABLE_STATISTICS": "1",
+    }
     command = [sys.executable, "-c", PROGRAM, str(folder), json.dumps(ids.tolist())]
     found = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
     for line in found.stdout.splitlines():
