@@ -7,6 +7,7 @@ from torch.testing import assert_close
 
 from tests import tiny
 
+UNKNOWN = 2  # in place of every token; zeros are where norms jump
 TASKS = ("SequenceClassification", "CausalLM", "MaskedLM")
 HEADS = [head for head in tiny.HEADS if tiny.task(head) in TASKS and tiny.family(head) != "seq2seq"]
 
@@ -23,7 +24,7 @@ def test_integrated_gradients(head):
     model = tiny.model(head)
     ids = tiny.tokens(40, 3, 7)
     embedded = model.get_input_embeddings()(ids).detach()
-    nothing = torch.zeros_like(embedded)
+    nothing = model.get_input_embeddings()(torch.full_like(ids, UNKNOWN)).detach()
     gradients = IntegratedGradients(lambda each: score(model, inputs_embeds=each))
     parts = gradients.attribute(embedded, nothing, n_steps=400, internal_batch_size=3)
     with torch.no_grad():
@@ -38,7 +39,7 @@ def test_layer(head):
     model = tiny.model(head)
     steps = 20
     ids = tiny.tokens(40, 3, 7)
-    unknown = torch.full_like(ids, 2)
+    unknown = torch.full_like(ids, UNKNOWN)
     layer = model.get_input_embeddings()
     gradients = LayerIntegratedGradients(lambda each: score(model, input_ids=each), layer)
     parts = gradients.attribute(ids, unknown, n_steps=steps, method="riemann_right")

@@ -13,7 +13,7 @@ PINNED = {"axolotl": "0.19.0", "llamafactory": "0.9.5"}
 def installed(tool: str) -> None:
     """Skip with what pip says, unless the tool goes with our transformers."""
     wanted = [f"{tool}=={PINNED[tool]}", f"transformers=={version('transformers')}"]
-    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--disable-pip-version-check", *wanted]
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--disable-pip-version-check", *wanted]
     found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
     if found.returncode == 0:
         pytest.fail(f"{tool} can be installed: it wants a test of its own")
