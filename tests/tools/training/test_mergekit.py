@@ -1,5 +1,6 @@
 """mergekit, which finds out the tensors of an architecture that it does not know."""
 
+import os
 import subprocess
 import sys
 
@@ -23,7 +24,8 @@ def test_linear(head, tmp_path):
     paths = [str(tmp_path / "plan.yaml"), str(tmp_path / "merged")]
     options = ["--trust-remote-code", "--no-copy-tokenizer", "--lora-merge-cache", str(tmp_path), "--quiet"]
     command = [sys.executable, "-m", "mergekit.scripts.run_yaml", *paths, *options]
-    found = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    found = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
     assert found.returncode == 0, found.stderr[-2000:]
     ours = average(models).state_dict()
     theirs = head.from_pretrained(tmp_path / "merged").state_dict()
