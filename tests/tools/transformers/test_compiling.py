@@ -92,8 +92,9 @@ def test_checkpointing(reentrant, model):
         loss.backward()
         return {"": loss.detach()} | {name: weight.grad.clone() for name, weight in model.named_parameters()}
 
+    model.train()
     plain = step()
-    model.train().gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
     runs: list[None] = []
     for module in model.modules():
         if type(module).__name__ in model._no_split_modules:
