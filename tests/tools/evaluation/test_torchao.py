@@ -84,7 +84,8 @@ def test_packed(untied, tools):
     tools.assert_same(quantised, plain, untied.inputs(), atol=1e-2)
 
 
-def test_qat(untied, tools):
+@torch.enable_grad()  # which lighteval switches off for all when it is imported
+def test_qat(untied):
     """QAT to int4, a step of SGD, three families: loss and gradients = ours at the rounded weights; then converted"""
     config, bounds = SCHEMES["int4"]
     inputs, trained = untied.inputs(), untied.load()
