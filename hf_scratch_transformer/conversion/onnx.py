@@ -198,6 +198,7 @@ def _write_graph(graph: Graph, model: ScratchPreTrainedModel, folder: Path) -> N
             dynamo=True,
             verbose=False,
         )
+        assert program is not None  # which it is for the old exporter only
         # Without the lines of source, and their places on this machine, that each operation came from.
         ClearMetadataAndDocStringPass()(program.model)
         program.save(folder / f"{graph.name}.onnx")

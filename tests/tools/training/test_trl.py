@@ -140,7 +140,7 @@ def same_losses(run: tuple[str, Any, Any, dict[str, Any]], folders: dict, texts:
     given: dict[str, Any] = {"reward_funcs": length_of_each} if trainer in REWARDING else {}
     reported = []
     for name in ("ours", "llama"):
-        model = folders["scores" if trainer is RewardTrainer else "CausalLM"][name]
+        model = folders["SequenceClassification" if trainer is RewardTrainer else "CausalLM"][name]
         if "Online" in trainer.__name__ or trainer is GKDTrainer:
             given["processing_class"] = AutoTokenizer.from_pretrained(model)
         if trainer in (GKDTrainer, DistillationTrainer):

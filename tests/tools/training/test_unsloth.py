@@ -43,6 +43,7 @@ def run(folder, ids, tmp_path):
     environment = os.environ | {
         "UNSLOTH_COMPILE_LOCATION": str(tmp_path / "compiled"),
         "UNSLOTH_DISABLE_STATISTICS": "1",
+        "PYTHONPATH": os.pathsep.join(sys.path),
     }
     command = [sys.executable, "-c", PROGRAM, str(folder), json.dumps(ids.tolist())]
     found = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
