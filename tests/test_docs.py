@@ -17,7 +17,7 @@ import torch
 import transformers
 
 import hf_scratch_transformer
-from docs import draw_dataflow
+from docs import draw_dataflow, write_tools
 from hf_scratch_transformer.conversion.families import FAMILIES
 
 ROOT = Path(__file__).parents[1]
@@ -358,3 +358,19 @@ def test_the_page_of_architectures_has_all_of_them():
     assert f"weights of {len(FAMILIES)} native architectures" in (ROOT / "README.md").read_text()
     named = {option.strip("`") for _, _, options, *_ in rows for option in options.split(", ")}
     assert {"layer_types", "no_rope_layers", "partial_rotary_factor", "qk_norm_across_heads"} <= named
+
+
+def test_the_page_of_tools_is_of_what_was_run():
+    """Every test of a tool has a row, and the page says what came of it when they were run."""
+    assert (ROOT / "docs/TOOLS.md").read_text() == write_tools.page()
+    for folder in (path.parent for path in ROOT.glob("tests/tools/*/record.json")):
+        recorded = {
+            f"{row['run']}: {row['compared']}" for row in json.loads((folder / "record.json").read_text())["rows"]
+        }
+        for path in folder.glob("test_*.py"):
+            for each in ast.parse(path.read_text()).body:
+                if isinstance(each, ast.FunctionDef) and each.name.startswith("test_"):
+                    assert " ".join(ast.get_docstring(each).split()) in recorded, f"{path}: {each.name}"
+    assert {path.parent for path in ROOT.glob("tests/tools/*/requirements.lock")} == {
+        path.parent for path in ROOT.glob("tests/tools/*/record.json")
+    }, "a folder was never run"

@@ -1,6 +1,7 @@
 """A recipe for a text: what is chosen, and that the run it describes is the one that was foretold."""
 
 import random
+import shlex
 
 import pytest
 import yaml
@@ -57,6 +58,10 @@ def test_the_recipe_trains_and_says_why(objective, corpus, capsys):
     steps = ["--optimisation.max_steps", "3", "--evaluation.every_steps", "2", "--evaluation.num_beams", "1"]
     assert main([str(recipe), "--output_dir", str(corpus / "run"), *steps]) == 0
     assert (corpus / "run/model/model.safetensors").is_file()
+    _, evaluate, _, *words = shlex.split(said.splitlines()[-1])
+    assert main([evaluate, str(corpus / "run/model"), *words]) == 0
+    assert "test loss: " in (scores := capsys.readouterr().out)
+    assert "(95%: " in scores or objective != "translation", "a text so short may be a single batch"
 
 
 def test_a_longer_time_makes_a_larger_model_as_far_as_the_text_goes(corpus):

@@ -84,10 +84,11 @@ def propose(words: Sequence[str]) -> None:
     taken = f"about {duration(seconds)} on this machine: {pace.targets / pace.step:,.0f} tokens a second"
     print(f"{output} is written; it will take {taken}. Next:")
     print(f"  scratch-transformer train {shlex.quote(str(output))}")
-    splits = json.dumps({"test": next(c.value for c in choices if c.name == "data.splits")["test"]})
-    print(
-        f"  scratch-transformer evaluate {model} --data {shlex.quote(asked.data)} --data.splits {shlex.quote(splits)}"
-    )
+    values = {choice.name: choice.value for choice in choices}
+    read = {"data": asked.data, "data.splits": {"test": values["data.splits"]["test"]}}
+    read |= {name: values[name] for name in ("data.columns", "data.sample_by") if name in values}
+    words = [f"--{name}={each if isinstance(each, str) else json.dumps(each)}" for name, each in read.items()]
+    print(f"  scratch-transformer evaluate {shlex.join([model, *words])}")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -110,19 +111,21 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
 
 def _fitted(found: Survey, objective: str, minutes: float) -> tuple[list[Choice], Pace, float]:
     """The choices, with the size, batches and steps that fit into the minutes; what a step takes, and all of it."""
-    sizes, batch, passes = dict(SIZE), BATCH, PASSES_MASKED if objective == "masked_lm" else PASSES
+    sizes, batch, seen = dict(SIZE), BATCH, 1.0
+    passes = PASSES_MASKED if objective == "masked_lm" else PASSES
     for left in reversed(range(ROUNDS)):
-        run, pace, setup = _tried(list(_choices(found, objective, sizes, batch, STEPS, 1)))
+        run, pace, setup = _tried(list(_choices(found, objective, sizes, batch, STEPS, seen)))
         _, corpus, _ = next(iter(run.parts(0, 0)))
         whole = len(run.objective.plan(corpus, None))  # steps of a pass
         seconds = max(60 * minutes - setup - EVALUATIONS * pace.evaluation, 1.0)
         steps = max(1, min(int(seconds / pace.step), passes * whole))
+        seen = steps / whole
         fitted = sizes | fitting(run, pace, seconds / 60, passes * whole * pace.targets)
         other = min(max(int(batch * 2.0 ** int(math.log2(steps / STEPS))), SMALLEST_BATCH), LARGEST_BATCH)
         if not left or (fitted, other) == (sizes, batch):
             break
         sizes, batch = fitted, other
-    choices = list(_choices(found, objective, sizes, batch, steps, steps / whole))
+    choices = list(_choices(found, objective, sizes, batch, steps, seen))
     return choices, pace, setup + steps * pace.step + EVALUATIONS * pace.evaluation
 
 

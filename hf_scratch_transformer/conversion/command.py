@@ -28,8 +28,9 @@ def run(arguments: argparse.Namespace) -> None:
     elif engine == "onnx":
         from .onnx import write
 
-        if (compared := write(source, target, arguments.verify)) is not None:
-            print(compared)
+        compared = write(source, target, arguments.verify)
+        if arguments.verify:
+            print(compared or "not compared with the model: pip install onnxruntime, which runs it")
     elif importlib.util.find_spec(engine) is None:
         raise ValueError(f"--to {engine} needs that package: pip install {engine}")
     elif engine == "gguf":
