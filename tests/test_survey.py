@@ -35,6 +35,10 @@ def test_a_file_is_parted(tmp_path):
             {"train": ["training"], "validation": ["valid[:50%]"], "test": ["valid[50%:]"]},
         ),
         (["train.txt", "test.txt"], {"train": ["train[:95%]"], "validation": ["train[95%:]"], "test": ["test"]}),
+        (
+            ["wiki.train.raw", "wiki.test.raw", "wiki.valid.raw"],
+            {"train": ["wiki.train.raw"], "validation": ["wiki.valid.raw"], "test": ["wiki.test.raw"]},
+        ),
         (["a.py", "b/c.py", "README"], None),
         (["one.txt", "LICENSE.md"], None),
     ],

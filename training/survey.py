@@ -1,5 +1,6 @@
 """A survey of somebody's text, before anything is decided: its splits, rows, signs, repetitions."""
 
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -64,6 +65,7 @@ class Survey:
 
     def lines(self) -> Iterator[str]:
         """What a person would want to know."""
+        yield f"read: {', '.join(self.data['splits']['train'])}"
         yield f"{self.rows:,} rows, {self.words:,} words, {self.size:,} characters, {self.bytes / 1e6:,.1f} MB"
         if not self.is_whole:
             yield f"read as far as that; there is more of it than {ENOUGH / 1e6:,.0f} million characters"
@@ -144,13 +146,13 @@ def _stem(where: Path, parallel: Any) -> str:
 
 
 def _roles(data: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The splits that are there under one of their usual names."""
-    found = {}
-    for role, names in ROLES.items():
-        for name in names:
-            if not Path(data["path"]).is_file() and sources.local_files(_data(data, splits={"train": [name]})):
-                found[role] = [name]
-                break
+    """The splits that are there under one of their usual names, or have it within their own, as `wiki.train.tokens`."""
+    where, found = Path(data["path"]), {}
+    for role, names in ROLES.items() if where.is_dir() else ():
+        inside = [file.name for file in sorted(where.glob("*")) if {*re.split("[._-]", file.name)} & {*names}]
+        stems = (name for name in names if sources.local_files(_data(data, splits={"train": [name]})))
+        if name := next(stems, inside[0] if len(inside) == 1 else None):
+            found[role] = [name]
     return found
 
 
@@ -158,13 +160,12 @@ def _splits(data: Mapping[str, Any], stem: str) -> tuple[dict[str, list[str]], s
     there = _roles(data)
     if "train" not in there:
         there = {}
-    parts = PARTS.get(frozenset(there), {})
-    cut = {role: [f"{there[name][0] if name else stem}{part}"] for role, (name, part) in parts.items()}
-    why = (
-        "as they are named there"
-        if not parts
-        else "not parted in training, validation and test, or not in all of these"
-    )
+    missing = [role for role in ROLES if role not in there]
+    cut = {
+        role: [f"{there[name][0] if name else stem}{part}"]
+        for role, (name, part) in PARTS.get(frozenset(there), {}).items()
+    }
+    why = f"parts, since nothing there is called {' or '.join(missing)}" if missing else "as they are named there"
     return {**there, **cut}, why
 
 
