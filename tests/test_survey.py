@@ -40,6 +40,7 @@ def test_a_file_is_parted(tmp_path):
             {"train": ["wiki.train.raw"], "validation": ["wiki.valid.raw"], "test": ["wiki.test.raw"]},
         ),
         (["a.py", "b/c.py", "README"], None),
+        (["train.py", "test_a.py", "a.py", "b/c.py", "d.py", "e.py"], None),
         (["one.txt", "LICENSE.md"], None),
     ],
 )

@@ -5,6 +5,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -147,13 +148,20 @@ def _stem(where: Path, parallel: Any) -> str:
 
 def _roles(data: Mapping[str, Any]) -> dict[str, list[str]]:
     """The splits that are there under one of their usual names, or have it within their own, as `wiki.train.tokens`."""
-    where, found = Path(data["path"]), {}
-    for role, names in ROLES.items() if where.is_dir() else ():
-        inside = [file.name for file in sorted(where.glob("*")) if {*re.split("[._-]", file.name)} & {*names}]
-        stems = (name for name in names if sources.local_files(_data(data, splits={"train": [name]})))
-        if name := next(stems, inside[0] if len(inside) == 1 else None):
-            found[role] = [name]
-    return found
+    where = Path(data["path"])
+    if not where.is_dir():
+        return {}
+    found = {
+        role: [name for name in names if sources.local_files(_data(data, splits={"train": [name]}))]
+        for role, names in ROLES.items()
+    }
+    if not any(found.values()):
+        sizes = {file: file.stat().st_size for file in sorted(where.rglob("*")) if file.is_file()}
+        parts = {role: [file for file in sizes if {*re.split("[._-]", file.name)} & {*ROLES[role]}] for role in ROLES}
+        # Of a folder of programs, train.py is one of many.
+        if 2 * sum(sizes[file] for files in parts.values() for file in files) > sum(sizes.values()):
+            found = {role: [str(file.relative_to(where)) for file in files] for role, files in parts.items()}
+    return {role: names[:1] for role, names in found.items() if names}
 
 
 def _splits(data: Mapping[str, Any], stem: str) -> tuple[dict[str, list[str]], str]:
@@ -199,15 +207,10 @@ def _unit(data: Mapping[str, Any], objective: str) -> tuple[str, str]:
         return "line", "rows are those of the file"
     if objective == "causal_lm" and max(file.stat().st_size for file in files) < LARGE:
         return "document", "a file is one row: its line breaks are learnt as well"
-    lines = [line for chunk in _some(read(_data(data), "train"), 10) for line in chunk["text"]]
+    lines = [line for chunk in islice(read(_data(data), "train"), 10) for line in chunk["text"]]
     if sum(not line.strip() for line in lines) > OFTEN * len(lines):
         return "paragraph", "empty lines are between paragraphs"
     return "line", "no empty lines are between paragraphs"
-
-
-def _some(chunks: Iterator[Columns], count: int) -> Iterator[Columns]:
-    for _, chunk in zip(range(count), chunks, strict=False):
-        yield chunk
 
 
 def _read(found: Survey) -> None:
