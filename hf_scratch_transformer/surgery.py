@@ -62,6 +62,14 @@ def select_layers(
         if not config.first_norm and (picked[0] or picked.count(0) > 1):
             raise ValueError(f"layers {picked}: first_norm=False, so layer 0 must stay the first, and be there once")
 
+    # What no layer is left that needs it would keep it from going back to where it came from.
+    if not any(
+        "sliding_attention" in (getattr(config, name, None) or ()) for names in PER_LAYER.values() for name in names
+    ):
+        config.sliding_window = None
+    if all(getattr(config, "no_rope_layers", None) or (0,)):
+        config.no_rope_layers = None
+
     def old_name(name: str) -> str:
         found = LAYER.fullmatch(name)
         if found is None or (found["parts"] == "position_bias" and config.share_relative_attention_bias):
@@ -88,7 +96,8 @@ def average(models: Sequence[ScratchPreTrainedModel]) -> ScratchPreTrainedModel:
         reasons = [f"{len(shapes)} parameters differ in shape, {min(shapes)} among them"] if shapes else []
         if type(model) is type(first) and not shapes:
             mine, others = (each.config.to_dict() for each in (model, first))
-            reasons = [f"{name}={mine[name]!r}" for name in _computed(first.config) if mine[name] != others[name]]
+            names = [*_computed(first.config), *({"id2label"} & mine.keys() & others.keys())]
+            reasons = [f"{name}={mine[name]!r}" for name in names if mine[name] != others[name]]
         if type(model) is not type(first) or reasons:
             kinds = f"a {type(model).__name__} cannot be averaged with a {type(first).__name__}"
             raise ValueError("; ".join([kinds, *reasons]))
@@ -207,16 +216,6 @@ def add_commands(subparsers: Any) -> None:
     vocabulary.set_defaults(run=_vocabulary)
 
 
-def _opened(source: str) -> ScratchPreTrainedModel:
-    saved = open_saved(source)
-    kind, config = type(saved.model), saved.model.config
-    dtype = next(iter(saved.weights.described.values())).dtype
-    model = kind.from_pretrained(None, config=config, state_dict=dict(saved.weights), dtype=dtype)
-    if saved.generation_config is not None:
-        model.generation_config = saved.generation_config
-    return model
-
-
 def _tokenizer(source: str, is_needed: bool) -> PreTrainedTokenizerBase | None:
     if not is_needed and Path(source).is_dir() and not (Path(source) / "tokenizer_config.json").is_file():
         return None
@@ -235,17 +234,17 @@ def _write(model: ScratchPreTrainedModel, target: Path, tokenizer: PreTrainedTok
 
 def _layers(arguments: argparse.Namespace) -> None:
     target = new_folder(arguments.target)
-    model = select_layers(_opened(arguments.source), arguments.keep, arguments.keep_decoder)
+    model = select_layers(open_saved(arguments.source).whole(), arguments.keep, arguments.keep_decoder)
     _write(model, target, _tokenizer(arguments.source, is_needed=False))
 
 
 def _average(arguments: argparse.Namespace) -> None:
     target = new_folder(arguments.output)
-    model = average([_opened(source) for source in arguments.sources])
+    model = average([open_saved(source).whole() for source in arguments.sources])
     _write(model, target, _tokenizer(arguments.sources[0], is_needed=False))
 
 
 def _vocabulary(arguments: argparse.Namespace) -> None:
     target = new_folder(arguments.target)
     old, new = (_tokenizer(each, is_needed=True) for each in (arguments.source, arguments.tokenizer))
-    _write(fit_vocabulary(_opened(arguments.source), old, new), target, new)
+    _write(fit_vocabulary(open_saved(arguments.source).whole(), old, new), target, new)

@@ -26,6 +26,7 @@ import hf_scratch_transformer as scratch
 from hf_scratch_transformer import cli
 from hf_scratch_transformer.conversion import convert_folder, convert_from, convert_to, folders, weights
 from hf_scratch_transformer.conversion.families import FAMILIES
+from hf_scratch_transformer.conversion.folders import our_task
 from hf_scratch_transformer.conversion.gguf import FORMS, to_gguf
 from hf_scratch_transformer.tokenization import train_tokenizer
 
@@ -1222,6 +1223,38 @@ def test_gguf_with_weights_missing_is_refused(tokenizer, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="model.gguf: "):
         convert_folder(tmp_path / "model.gguf", tmp_path / "new")
     assert {path.name for path in tmp_path.iterdir()} == {"ours", "model.gguf"}
+
+
+def test_gguf_of_a_folder_with_weights_missing_or_another_head_is_refused(tokenizer, tmp_path):
+    save_as_ours("llama", tokenizer, tmp_path / "ours")
+    file = tmp_path / "ours" / "model.safetensors"
+    weights = load_file(file)
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match="up_proj"):
+        to_gguf(tmp_path / "ours", tmp_path / "model.gguf")
+    tiny.model(scratch.ScratchDecoderForSequenceClassification).save_pretrained(tmp_path / "classifier")
+    tokenizer.save_pretrained(tmp_path / "classifier")
+    with pytest.raises(ValueError, match="is a ScratchDecoderForSequenceClassification; language models become gguf"):
+        to_gguf(tmp_path / "classifier", tmp_path / "model.gguf")
+    assert not (tmp_path / "model.gguf").exists()
+
+
+@pytest.mark.parametrize("multiplier", [2.0, 1.5, 0.3])
+def test_a_scale_of_queries_that_gemma_cannot_say_is_refused(multiplier):
+    ours = convert_from(native("gemma2"))
+    ours.config.attention_multiplier = multiplier
+    with pytest.raises(ValueError, match="attention_multiplier"):
+        convert_to(ours, "gemma2")
+    strange = native("gemma2")
+    strange.config.query_pre_attn_scalar = 0
+    with pytest.raises(ValueError, match="query_pre_attn_scalar=0 must be above 0"):
+        convert_from(strange)
+
+
+def test_a_class_that_there_is_not_is_no_backbone():
+    with pytest.raises(ValueError, match="ScratchDecoderFoo cannot become llama"):
+        our_task("ScratchDecoderFoo", "llama")
 
 
 @pytest.mark.parametrize(

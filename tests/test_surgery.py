@@ -208,3 +208,22 @@ def test_the_commands(tmp_path, capsys, tokenizers):
         error = capsys.readouterr().err
         assert message in error.splitlines()[-1] and "Traceback" not in error
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("family", "kept"),
+    [("qwen2", "full_attention"), ("cohere2", "sliding_attention"), ("exaone4", "sliding_attention")],
+)
+def test_layers_of_one_kind_go_back_to_where_they_came_from(family, kept):
+    ours = convert_from(native(family, size=1))
+    layers = [index for index, kind in enumerate(ours.config.layer_types) if kind == kept]
+    small = select_layers(ours, layers)
+    ids = torch.randint(3, 40, (2, 9))
+    assert_close(convert_to(small.eval(), family).eval()(ids)[0], small(ids)[0])
+
+
+def test_classifiers_with_other_labels_are_not_averaged():
+    one, other = (tiny.model(scratch.ScratchEncoderForSequenceClassification) for _ in range(2))
+    one.config.id2label, other.config.id2label = {0: "no", 1: "yes"}, {0: "yes", 1: "no"}
+    with pytest.raises(ValueError, match="id2label="):
+        average([one, other])

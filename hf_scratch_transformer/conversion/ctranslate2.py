@@ -13,7 +13,7 @@ from ctranslate2.converters.transformers import BartLoader, LlamaLoader, registe
 from ..configuration_scratch import ScratchDecoderConfig, ScratchSeq2SeqConfig
 from ..files import new_folder, reading, replacing
 from ..stack_scratch import ScratchPreTrainedModel
-from .folders import convert_to, read_config
+from .folders import convert_to, open_saved, read_config
 
 
 def to_ctranslate2(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
@@ -36,6 +36,7 @@ def to_ctranslate2(source: str | os.PathLike[str], target: str | os.PathLike[str
         raise ValueError(
             f"{source} is a {config.model_type} model; translators and decoders of ours become ctranslate2"
         )
+    open_saved(source)  # of which nothing is missing; its own loader would draw that at random
     target.parent.mkdir(parents=True, exist_ok=True)
     with replacing(target) as new, reading(source):
         TransformersConverter(os.fspath(source)).convert(os.fspath(new))

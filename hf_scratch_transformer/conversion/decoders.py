@@ -393,13 +393,19 @@ SANDWICH_ROWS = (
 
 
 def scalar_of(multiplier: float | None, ours: Mapping[str, Any]) -> int:
-    scalar = ours["head_dim"] if multiplier is None else round(multiplier**-2)
-    if multiplier is not None and not math.isclose(multiplier, scalar**-0.5, rel_tol=1e-12):
+    scalar = ours["head_dim"] if multiplier is None else round(multiplier**-2) if multiplier else 0
+    if multiplier is not None and not (scalar and math.isclose(multiplier, scalar**-0.5, rel_tol=1e-12)):
         raise KeyError("the inverse root of an integer")
     return scalar
 
 
-QUERY_SCALAR = Field("query_pre_attn_scalar", "attention_multiplier", lambda scalar, _: scalar**-0.5, scalar_of)
+def multiplier_of(scalar: float, _: Mapping[str, Any]) -> float:
+    if not scalar > 0:
+        raise ValueError(f"query_pre_attn_scalar={scalar!r} must be above 0")
+    return scalar**-0.5
+
+
+QUERY_SCALAR = Field("query_pre_attn_scalar", "attention_multiplier", multiplier_of, scalar_of)
 GEMMA2_FIELDS = (
     *FREE_HEADS,
     *same("attention_bias", "final_logit_softcapping"),

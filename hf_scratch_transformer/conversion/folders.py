@@ -87,6 +87,15 @@ class Saved:
     weights: Lazily  # by the names under which it saves them
     generation_config: GenerationConfig | None
 
+    def whole(self, dtype: torch.dtype | None = None) -> ScratchPreTrainedModel:
+        """The model with its parameters, all of which are there: of the type of the first, unless one is given."""
+        kind, config, described = type(self.model), self.model.config, self.weights.described
+        options = {"dtype": dtype or next(iter(described.values())).dtype}
+        model = kind.from_pretrained(None, config=config, state_dict=dict(self.weights), **options)
+        if self.generation_config is not None:
+            model.generation_config = self.generation_config
+        return model
+
 
 def open_saved(source: str | os.PathLike[str]) -> Saved:
     """A saved model as ours, whose parameters are read, and converted, one at a time.
@@ -233,7 +242,8 @@ def our_task(architecture: str, family: str) -> tuple[Family, str]:
     """The family to convert to, and the task of our class of that name."""
     task = architecture.partition("For")[2]
     target = _family(family)
-    if not architecture.startswith(target.config.__name__.removesuffix("Config")) or task not in target.heads:
+    start = target.config.__name__.removesuffix("Config")
+    if not architecture.startswith(start if task else f"{start}Model") or task not in target.heads:
         known = ", ".join(target.our_class(task).__name__ for task in target.heads)
         raise ValueError(f"{architecture} cannot become {family}; these can: {known}")
     return target, task

@@ -16,7 +16,7 @@ from ..configuration_scratch import rotary_dim
 from ..files import new_folder, reading, replacing
 from ..tokenization import WORDS
 from .comparison import Comparison, compare
-from .folders import IN_SINGLE, OUR_CONFIGS, convert_to, read_config
+from .folders import IN_SINGLE, OUR_CONFIGS, convert_to, open_saved, read_config
 
 
 class Form(NamedTuple):
@@ -57,8 +57,10 @@ def to_gguf(source: str | os.PathLike[str], target: str | os.PathLike[str], veri
     config = read_config(Path(source))
     if config.model_type not in OUR_CONFIGS:
         raise ValueError(f"{source} is a {config.model_type} model; models of ours become gguf")
+    ours = open_saved(source).whole()
+    if not ours.can_generate():
+        raise ValueError(f"{source} is a {type(ours).__name__}; language models become gguf")
     with reading(source):
-        ours = AutoModelForCausalLM.from_pretrained(source, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(source)
     name, native = _native(ours)
     target.parent.mkdir(parents=True, exist_ok=True)

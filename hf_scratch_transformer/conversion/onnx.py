@@ -21,7 +21,7 @@ from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from ..files import new_folder, reading, replacing
 from ..stack_scratch import ScratchPreTrainedModel
 from .comparison import Comparison, furthest, tokens_for
-from .folders import IN_SINGLE, OUR_CONFIGS, TOKENIZER_CONFIG, read_config, saved_class
+from .folders import OUR_CONFIGS, TOKENIZER_CONFIG, open_saved, read_config
 
 NEEDED, RUNTIME = ("onnx", "onnxscript"), "onnxruntime"
 BATCH, TEXT, PAST, SOURCE = "batch_size", "sequence_length", "past_sequence_length", "encoder_sequence_length"
@@ -64,9 +64,7 @@ def write(source: str | os.PathLike[str], target: str | os.PathLike[str], verify
     config = read_config(source)
     if config.model_type not in OUR_CONFIGS:
         raise ValueError(f"{source} is a {config.model_type} model; models of ours become onnx")
-    model_class = saved_class(source, config)
-    with reading(source):
-        model = model_class.from_pretrained(source, config=config, **IN_SINGLE)
+    model = open_saved(source).whole(torch.float32).eval()
     target.parent.mkdir(parents=True, exist_ok=True)
     with replacing(target) as new, torch.no_grad():
         new.mkdir()
