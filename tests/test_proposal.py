@@ -43,7 +43,10 @@ def proposed(objective, corpus, minutes="1"):
     return recipe
 
 
-@pytest.mark.parametrize("objective", tiny_runs.OBJECTIVES)
+@pytest.mark.parametrize(
+    "objective",
+    [pytest.param(each, marks=() if each == "translation" else pytest.mark.slow) for each in tiny_runs.OBJECTIVES],
+)
 def test_the_recipe_trains_and_says_why(objective, corpus, capsys):
     recipe = proposed(objective, corpus)
     said = capsys.readouterr().out
@@ -64,6 +67,7 @@ def test_the_recipe_trains_and_says_why(objective, corpus, capsys):
     assert "(95%: " in scores or objective != "translation", "a text so short may be a single batch"
 
 
+@pytest.mark.slow
 def test_a_longer_time_makes_a_larger_model_as_far_as_the_text_goes(corpus):
     draw, train = random.Random(1), corpus / "train.txt"
     train.write_text("\n".join(" ".join(draw.choices(WORDS, k=8)) for _ in range(4000)))
