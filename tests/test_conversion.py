@@ -1252,6 +1252,11 @@ def test_a_scale_of_queries_that_gemma_cannot_say_is_refused(multiplier):
         convert_from(strange)
 
 
+def test_a_target_that_starts_with_padding_which_has_no_position_is_refused():
+    with pytest.raises(ValueError, match="decoder_start_token_id=0 must be one of 'any but pad_token_id'"):
+        convert_from(native("m2m_100", decoder_start_token_id=0))
+
+
 def test_a_class_that_there_is_not_is_no_backbone():
     with pytest.raises(ValueError, match="ScratchDecoderFoo cannot become llama"):
         our_task("ScratchDecoderFoo", "llama")

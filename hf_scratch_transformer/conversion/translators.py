@@ -181,6 +181,18 @@ BLENDERBOT = Family(
     constants={**SEQ2SEQ, "norm_position": "pre", "position_embedding_type": "learned"},
     requires=NOT_QUANTIZED,
 )
+
+
+def apart_from_padding(start: int | None, options: Mapping[str, Any]) -> int | None:
+    """What a target starts with, where padding has no position."""
+    if start is not None and start == options["pad_token_id"]:
+        raise KeyError("any but pad_token_id")
+    return start
+
+
+START = Field("decoder_start_token_id", "decoder_start_token_id", apart_from_padding, apart_from_padding)
+
+
 # M2M-100 (Fan et al., 2021) and NLLB-200 (NLLB Team, 2022), whose positions are counted from the id of their padding
 M2M_100 = Family(
     native="m2m_100",
@@ -190,7 +202,7 @@ M2M_100 = Family(
         "": Head("M2M100Model"),
         "ConditionalGeneration": Head("M2M100ForConditionalGeneration", SEQ2SEQ_HEAD[:1]),
     },
-    fields=SEQ2SEQ_FIELDS + ONE_VOCABULARY + (PADDING_FIRST,),
+    fields=SEQ2SEQ_FIELDS + ONE_VOCABULARY + (PADDING_FIRST, START),
     constants={
         **SEQ2SEQ,
         "norm_position": "pre",
