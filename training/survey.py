@@ -94,10 +94,10 @@ def survey(path: str, objective: str, columns: Sequence[str] = ()) -> Survey:
     if len(names) > 1 and not columns and len(parallel) > 2:
         raise RecipeError(f"--columns: text in {', '.join(parallel)} is there; name two of them, the source first")
     found.data["columns"] = dict(zip(names, languages or names, strict=True))
-    stem = _stem(where, parallel.values())
+    stem, there = _stem(where, parallel.values()), _roles(found.data)
     if not parallel or columns and not set(columns) <= parallel.keys():
-        found.data["columns"] = _columns(_first(found.data, stem), names, columns)
-    found.data["splits"], found.notes["splits"] = _splits(found.data, stem)
+        found.data["columns"] = _columns(_first(found.data, there, stem), names, columns)
+    found.data["splits"], found.notes["splits"] = _splits(there, stem)
     found.data["sample_by"], found.notes["sample_by"] = _unit(found.data, objective)
     _read(found)
     if not found.rows:
@@ -164,8 +164,7 @@ def _roles(data: Mapping[str, Any]) -> dict[str, list[str]]:
     return {role: names[:1] for role, names in found.items() if names}
 
 
-def _splits(data: Mapping[str, Any], stem: str) -> tuple[dict[str, list[str]], str]:
-    there = _roles(data)
+def _splits(there: dict[str, list[str]], stem: str) -> tuple[dict[str, list[str]], str]:
     if "train" not in there:
         there = {}
     missing = [role for role in ROLES if role not in there]
@@ -177,9 +176,9 @@ def _splits(data: Mapping[str, Any], stem: str) -> tuple[dict[str, list[str]], s
     return {**there, **cut}, why
 
 
-def _first(data: Mapping[str, Any], stem: str) -> Columns:
+def _first(data: Mapping[str, Any], there: Mapping[str, list[str]], stem: str) -> Columns:
     """The first rows, with all their columns."""
-    return sources.first_rows(_data(data, splits={"train": _roles(data).get("train", [stem])}), "train")
+    return sources.first_rows(_data(data, splits={"train": there.get("train", [stem])}), "train")
 
 
 def _columns(rows: Columns, names: Sequence[str], asked: Sequence[str]) -> dict[str, str]:
