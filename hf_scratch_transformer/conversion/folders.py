@@ -126,6 +126,18 @@ def open_saved(source: str | os.PathLike[str]) -> Saved:
         return Saved(model, Lazily(described, read), settings)
 
 
+def open_ours(source: str | os.PathLike[str], engine: str) -> Saved:
+    """A model of ours that is to become a file of an engine, of which nothing is missing.
+
+    Raises:
+        ValueError: as `open_saved`, and for another's model.
+    """
+    config = read_config(Path(source))
+    if config.model_type not in OUR_CONFIGS:
+        raise ValueError(f"{source} is a {config.model_type} model; models of ours become {engine}")
+    return open_saved(source)
+
+
 def convert_to(model: ScratchPreTrainedModel, family: str) -> PreTrainedModel:
     """The native model with the parameters of one of ours: it needs neither this package nor `trust_remote_code`.
 

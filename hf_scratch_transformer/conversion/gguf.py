@@ -4,7 +4,6 @@ import json
 import os
 import unicodedata
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import gguf
@@ -16,7 +15,7 @@ from ..configuration_scratch import rotary_dim
 from ..files import new_folder, reading, replacing
 from ..tokenization import WORDS
 from .comparison import Comparison, compare
-from .folders import IN_SINGLE, OUR_CONFIGS, convert_to, open_saved, read_config
+from .folders import IN_SINGLE, convert_to, open_ours
 
 
 class Form(NamedTuple):
@@ -54,10 +53,7 @@ def to_gguf(source: str | os.PathLike[str], target: str | os.PathLike[str], veri
     target = new_folder(target)
     if target.suffix != ".gguf":
         raise ValueError(f"{target} must end in .gguf")
-    config = read_config(Path(source))
-    if config.model_type not in OUR_CONFIGS:
-        raise ValueError(f"{source} is a {config.model_type} model; models of ours become gguf")
-    ours = open_saved(source).whole()
+    ours = open_ours(source, "gguf").whole()
     if not ours.can_generate():
         raise ValueError(f"{source} is a {type(ours).__name__}; language models become gguf")
     with reading(source):

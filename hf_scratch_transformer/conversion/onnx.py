@@ -21,7 +21,7 @@ from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from ..files import new_folder, reading, replacing
 from ..stack_scratch import ScratchPreTrainedModel
 from .comparison import Comparison, furthest, tokens_for
-from .folders import OUR_CONFIGS, TOKENIZER_CONFIG, open_saved, read_config
+from .folders import TOKENIZER_CONFIG, open_ours
 
 NEEDED, RUNTIME = ("onnx", "onnxscript"), "onnxruntime"
 BATCH, TEXT, PAST, SOURCE = "batch_size", "sequence_length", "past_sequence_length", "encoder_sequence_length"
@@ -61,10 +61,7 @@ def write(source: str | os.PathLike[str], target: str | os.PathLike[str], verify
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
         raise ValueError(f"--to onnx needs {' and '.join(missing)}: pip install {' '.join(missing)} {RUNTIME}")
     source, target = Path(source), new_folder(target)
-    config = read_config(source)
-    if config.model_type not in OUR_CONFIGS:
-        raise ValueError(f"{source} is a {config.model_type} model; models of ours become onnx")
-    model = open_saved(source).whole(torch.float32).eval()
+    model = open_ours(source, "onnx").whole(torch.float32).eval()
     target.parent.mkdir(parents=True, exist_ok=True)
     with replacing(target) as new, torch.no_grad():
         new.mkdir()
