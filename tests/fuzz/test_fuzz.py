@@ -459,8 +459,12 @@ def served():
 
 
 REQUESTS = {
-    "seq2seq": {"translate": ["one two", "all", "all"], "moved_word": ["bank", "the bank", "old bank"]},
-    "decoder": {"next_token": ["one two", 1.0], "continuation": ["one two", 1.0, 3]},
+    "seq2seq": {
+        "translate": ["one two"],
+        "attended": ["one two", "all", "all", "cross", "old"],
+        "moved_word": ["bank", "the bank", "old bank"],
+    },
+    "decoder": {"next_token": ["one two", 1.0], "continuation": ["one two", 1.0, 3, 0]},
     "encoder": {"masked_word": ["the [MASK] bank"], "moved_word": ["bank", "the bank", "old bank"]},
 }
 
