@@ -148,6 +148,14 @@ class Page:
         shown = self.wait(lambda: self.seen("//img[starts-with(@src, 'data:image/png')]"), "a picture")
         return [[int(each.get_attribute(side)) for side in ("naturalWidth", "naturalHeight")] for each in shown]
 
+    def scales(self):
+        """Of each picture that is shown, how large it is beside how it was drawn, and where it begins in its frame."""
+        return self.browser.execute_script(
+            "return [...document.querySelectorAll('.picture img')].filter(each => each.offsetParent).map(each => "
+            "[each.getBoundingClientRect().width / each.naturalWidth, "
+            "each.getBoundingClientRect().x - each.parentElement.getBoundingClientRect().x])"
+        )
+
     def notes(self):
         """In one look: they are replaced while they are read."""
         shown = "[...document.querySelectorAll('.note p')].filter(note => note.offsetParent)"

@@ -328,6 +328,7 @@ def test_every_tab_with_its_answer_fits_the_screen(browser, alike, size):
                 fill(shown, name)
                 needed, there = shown.widths()
                 assert needed <= there == size[0], (outer, name)
+                assert all(scale > 0.8 and start >= 0 for scale, start in shown.scales()), "it can be read"
                 for control in shown.seen("//button | //textarea | //input[not(@type='range')]"):
                     if control.rect["width"]:
                         assert 0 <= control.rect["x"] <= control.rect["x"] + control.rect["width"] <= there
