@@ -44,4 +44,5 @@ def _serve(arguments: argparse.Namespace) -> None:
         while blocks.is_running:
             time.sleep(0.1)
     streaming.stop_all()
+    time.sleep(0.5)  # in which their ends reach the browsers, whose connections close
     blocks.close(verbose=False)
