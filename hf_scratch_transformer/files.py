@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import textwrap
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -80,6 +80,27 @@ def new_folder(target: str | os.PathLike[str]) -> Path:
     if os.path.lexists(Path(target)):
         raise ValueError(f"{os.fspath(target)} exists already: name a new folder")
     return Path(target)
+
+
+@contextmanager
+def making(target: str | os.PathLike[str]) -> Iterator[Path]:
+    """As `replacing`, for a new folder or file, with the folders above it that are not there yet; if it fails, they go.
+
+    Raises:
+        ValueError: if there is something of that name.
+        OSError: as `replacing`.
+    """
+    path = new_folder(target)
+    above = [folder for folder in path.parents if not folder.exists()]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as new:
+            yield new
+    except BaseException:
+        for folder in above:
+            with suppress(OSError):  # it was never made, or somebody else's file is in it by now
+                folder.rmdir()
+        raise
 
 
 def write_text(path: Path, text: str) -> None:

@@ -4,7 +4,9 @@
 follows adds what a reader needs. Every figure on a card comes from the records of the run that made the model.
 """
 
+import argparse
 import glob
+import hashlib
 import json
 import math
 import os
@@ -32,7 +34,7 @@ from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME, SAFE_WEIGHTS
 from yaml import YAMLError
 
 from .configuration_scratch import ScratchConfig, ScratchDecoderConfig, ScratchEncoderConfig, ScratchSeq2SeqConfig
-from .files import write_text
+from .files import reading, sha256, write_text
 from .tokenization_scratch import TARGET_FILE, ScratchTranslationTokenizer
 
 # model_type -> its configuration, and what it is in a sentence.
@@ -68,6 +70,9 @@ CONTENTS = (
     *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"),
     *(TARGET_FILE, "vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", "additional_chat_templates/*.jinja"),
 )
+# What engines have computed by files made of these weights, as the card has it.
+CHECKS = re.compile(r"## Checked with engines\n.*?<!-- weights: (\w+) -->\n(.*?)<!-- end -->\n\n?", re.DOTALL)
+CHECKED = ("exported to", "run by", "compared", "differ by at most", "allowed")
 SHOWN_EVALUATIONS = 10  # rows of the card's table of evaluations
 
 
@@ -169,8 +174,8 @@ class RunRecords:
 
     Args:
         name: of the model, for readers.
-        command: the shell command that makes it again.
-        dataset: name of the corpus, for readers.
+        command: the shell command that makes it again, if it is known.
+        dataset: name of the corpus, for readers, if it is known.
         dataset_id: its id on the Hub, if it is there.
         dataset_config, dataset_revision: as `datasets.load_dataset` takes them.
         base_model: id on the Hub of the model whose weights were trained on, if there was one.
@@ -186,8 +191,8 @@ class RunRecords:
     """
 
     name: str
-    command: str
-    dataset: str
+    command: str = ""
+    dataset: str = ""
     dataset_id: str | None = None
     dataset_config: str | None = None
     dataset_revision: str | None = None
@@ -252,7 +257,8 @@ def push(
 ) -> CommitInfo:
     """Upload a complete folder to the Hub; the repository, and the branch `revision`, are made if they are not there.
 
-    Sent are the weights, the code and `CONTENTS`. Weights and results of an earlier upload that the folder no longer
+    Sent are the weights, the code and `CONTENTS`; a card that says what engines made of other weights says it no more.
+    Weights and results of an earlier upload that the folder no longer
     has are deleted in the same commit. `token`: the stored one by default.
 
     Raises:
@@ -263,6 +269,7 @@ def push(
     check_complete(folder)
     folder = Path(folder)
     config = _read_config(folder)
+    _drop_stale_checks(folder, config)
     api = HfApi(token=token)
     api.create_repo(repo_id, private=private, exist_ok=True)
     if revision is not None:
@@ -275,6 +282,44 @@ def push(
         allow_patterns=[glob.escape(path.relative_to(folder).as_posix()) for path in _contents(folder, config)],
         delete_patterns=["*.safetensors", SAFE_WEIGHTS_INDEX_NAME, ".eval_results/*"],
     )
+
+
+def record_check(folder: str | os.PathLike[str], cells: Sequence[str]) -> None:
+    """Add to a folder's card what an engine has computed by a file made of its weights: a row of `CHECKED`. An earlier
+    row of that engine goes, and all rows of other weights.
+
+    A folder without a card of ours stays as it is.
+    """
+    folder = Path(folder)
+    path, config = folder / "README.md", _read_config(folder)
+    if any(_card_complaints(folder)) or config["model_type"] not in (ModelCard.load(path).data.tags or ()):
+        return
+    weights, card = _fingerprint(folder, config), path.read_text(encoding="utf-8")
+    found = CHECKS.search(card)
+    lines = found[2].splitlines()[2:] if found and found[1] == weights else []
+    rows = [*(line for line in lines if line and not line.startswith(f"| {cells[0]} |")), _row(cells)]
+    section = (
+        "## Checked with engines\n\n"
+        "What `scratch-transformer export` made of these weights, run beside the model on the same random tokens:\n\n"
+        f"<!-- weights: {weights} -->\n{_table(CHECKED, ())}\n" + "\n".join(sorted(rows)) + "\n<!-- end -->\n\n"
+    )
+    start, end = found.span() if found else [max(card.find("## Limits"), 0) or len(card)] * 2
+    write_text(path, card[:start] + section + card[end:])
+
+
+def _drop_stale_checks(folder: Path, config: Mapping[str, Any]) -> None:
+    """Of weights that are no longer those of the folder its card claims nothing."""
+    path = folder / "README.md"
+    card = path.read_text(encoding="utf-8")
+    if (found := CHECKS.search(card)) and found[1] != _fingerprint(folder, config):
+        write_text(path, card[: found.start()] + card[found.end() :])
+
+
+def _fingerprint(folder: Path, config: Mapping[str, Any]) -> str:
+    """SHA-256 of what a model computes by: weights, and the configuration without its versions."""
+    parts = [sha256(path) for path in _weight_files(folder)]
+    fields = {name: value for name, value in config.items() if name not in ("transformers_version", "auto_map")}
+    return hashlib.sha256(json.dumps([parts, fields], sort_keys=True).encode()).hexdigest()
 
 
 def check_complete(folder: str | os.PathLike[str]) -> None:
@@ -465,19 +510,20 @@ def _body(folder: Path, config: Mapping[str, Any], head: _Head, records: RunReco
         length=max(1, min(100, longest // 2)),
     )
     family = FAMILIES[config["model_type"]][1]
+    trained = f", trained on {records.dataset}" if records.dataset else ""
     sections = {
         f"# {records.name}": f"A {family} that {head.does}: {_parameters(folder):,} parameters, {depth} layers "
-        f"of width {config['hidden_size']}, a vocabulary of {config['vocab_size']:,} tokens, trained on "
-        f"{records.dataset}. Its code is in this repository; nothing but `transformers` and `torch` is needed.",
+        f"of width {config['hidden_size']}, a vocabulary of {config['vocab_size']:,} tokens{trained}. "
+        "Its code is in this repository; nothing but `transformers` and `torch` is needed.",
         "## How to use": f"```python\n{usage}```",
-        "## Training data": _table(("", ""), _flat(_data(records)).items()),
-        "## Results": _results(records),
+        "## Training data": _table(("", ""), _flat(_data(records)).items()) if records.dataset else "",
+        "## Results": _results(records) if records.dataset else "",
         "## Training": _curves(folder, records),
-        "## Recipe": _table(("field", "value"), _flat(records.recipe).items()),
+        "## Recipe": _table(("field", "value"), _flat(records.recipe).items()) if records.recipe else "",
         "## Limits": f"{head.limits} It is meant for at most {longest} tokens at once, and has the errors and biases "
-        f"of {records.dataset}.",
-        "## Make it again": f"```bash\n{records.command}\n```",
-        "## Environment": _table(("", ""), _flat(records.environment).items()),
+        f"of {records.dataset or 'the texts that it was trained on'}.",
+        "## Make it again": f"```bash\n{records.command}\n```" if records.command else "",
+        "## Environment": _table(("", ""), _flat(records.environment).items()) if records.environment else "",
     }
     return "\n\n".join(f"{title}\n\n{text}" for title, text in sections.items() if text.strip()) + "\n"
 
@@ -539,8 +585,11 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines)
+    return "\n".join(map(_row, [header, ["---"] * len(header), *rows]))
+
+
+def _row(cells: Sequence[Any]) -> str:
+    return f"| {' | '.join(map(_cell, cells))} |"
 
 
 def _cell(value: Any) -> str:
@@ -548,3 +597,28 @@ def _cell(value: Any) -> str:
         return ", ".join(map(_cell, value))
     text = f"{value:.5g}" if isinstance(value, float) else str(value)
     return " ".join(text.split()).replace("|", "\\|")
+
+
+# --- scratch-transformer push -----------------------------------------------------------------------------------------
+
+
+def add_commands(subparsers: Any) -> None:
+    parser = subparsers.add_parser("push", help="a model's folder as a repository on the Hub, with its card")
+    parser.add_argument("folder", metavar="MODEL", help="folder of one of ours, with its tokenizer")
+    parser.add_argument("repo", metavar="NAME/REPO", help="made if it is not there")
+    parser.add_argument("--private", action="store_true", help="seen by you alone, if it is made")
+    parser.add_argument("--revision", metavar="BRANCH", help="default: main")
+    parser.set_defaults(run=_push)
+
+
+def _push(arguments: argparse.Namespace) -> None:
+    folder, repo = Path(arguments.folder), arguments.repo
+    if not re.fullmatch(r"[^/\s]+/[^/\s]+", repo):
+        raise ValueError(f"{repo!r} is no id of a repository: NAME/REPO")
+    if not (folder / "README.md").exists():
+        write_model_card(folder, RunRecords(name=repo.partition("/")[2]), repo)
+        print(f"wrote {folder / 'README.md'}, of what the configuration says: the rest is for you to add")
+    check_complete(folder)
+    with reading(f"{folder} was not pushed to {repo}"):
+        commit = push(folder, repo, arguments.private, arguments.revision)
+    print(f"pushed: {commit.commit_url}")

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBas
 
 from .conversion.folders import open_saved
 from .conversion.tables import TRAINING_ONLY
-from .files import new_folder, reading, replacing
+from .files import making, new_folder, reading
 from .stack_scratch import ScratchPreTrainedModel
 from .tokenization import config_fields
 
@@ -224,8 +224,7 @@ def _tokenizer(source: str, is_needed: bool) -> PreTrainedTokenizerBase | None:
 
 
 def _write(model: ScratchPreTrainedModel, target: Path, tokenizer: PreTrainedTokenizerBase | None) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(target) as new:
+    with making(target) as new:
         model.save_pretrained(new)
         if tokenizer is not None:
             tokenizer.save_pretrained(new)

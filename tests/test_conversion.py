@@ -1,6 +1,7 @@
 """Conversion against transformers' own models: what they compute, what comes back, what is refused."""
 
 import copy
+import importlib
 import itertools
 import json
 import re
@@ -23,11 +24,14 @@ from torch.testing import assert_close
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 import hf_scratch_transformer as scratch
-from hf_scratch_transformer import cli
+from hf_scratch_transformer import cli, hub
 from hf_scratch_transformer.conversion import convert_folder, convert_from, convert_to, folders, weights
+from hf_scratch_transformer.conversion.comparison import PROMPT, by_model, follow, tokens_for
+from hf_scratch_transformer.conversion.engines import export
 from hf_scratch_transformer.conversion.families import FAMILIES
 from hf_scratch_transformer.conversion.folders import our_task
-from hf_scratch_transformer.conversion.gguf import FORMS, to_gguf
+from hf_scratch_transformer.conversion.gguf import FORMS
+from hf_scratch_transformer.hub import RunRecords, write_model_card
 from hf_scratch_transformer.tokenization import train_tokenizer
 
 from . import tiny
@@ -1169,7 +1173,7 @@ def test_gguf_out_and_in(name, dtype, tokenizer, tmp_path, capsys):
     ours = save_as_ours(name, tokenizer, tmp_path / "ours", tie_word_embeddings=False, **overrides).to(dtype)
     ours.save_pretrained(tmp_path / "ours")
     file = tmp_path / "model.gguf"
-    assert cli.main(["convert", str(tmp_path / "ours"), str(file), "--to", "gguf"]) == 0
+    assert cli.main(["export", str(tmp_path / "ours"), str(file), "--to", "gguf"]) == 0
     assert re.search(r"logits reach \S+, differ by at most \S+ ", capsys.readouterr().out)
     assert cli.main(["convert", str(file), str(tmp_path / "again")]) == 0
     for again in (convert_from(file), type(ours).from_pretrained(tmp_path / "again")):
@@ -1201,7 +1205,7 @@ def test_what_gguf_cannot_say_is_refused(tokenizer, tmp_path, capsys):
         ("good", "new", "new must end in .gguf"),
         ("gelu", "new.gguf", "hidden_act='gelu' must be 'silu'"),
     ):
-        assert cli.main(["convert", str(tmp_path / source), str(tmp_path / target), "--to", "gguf"]) == 2
+        assert cli.main(["export", str(tmp_path / source), str(tmp_path / target), "--to", "gguf"]) == 2
         assert re.search(message, capsys.readouterr().err)
     assert {path.name for path in tmp_path.iterdir()} == {"yarn", "gpt2", "good", "words", "marks", "native", "gelu"}
 
@@ -1216,7 +1220,7 @@ def test_gguf_with_weights_missing_is_refused(tokenizer, tmp_path, monkeypatch):
 
     monkeypatch.setattr(gguf.GGUFWriter, "add_tensor", without)
     save_as_ours("llama", tokenizer, tmp_path / "ours")
-    to_gguf(tmp_path / "ours", tmp_path / "model.gguf")
+    export(tmp_path / "ours", "gguf", tmp_path / "model.gguf", verify=False)
     with pytest.raises(ValueError, match="model.gguf: 1 weights are missing: model.layers.1.mlp.up_proj.weight"):
         convert_folder(tmp_path / "model.gguf", tmp_path / "new")
     (tmp_path / "model.gguf").write_bytes(b"GGUF" + bytes(40))
@@ -1232,11 +1236,11 @@ def test_gguf_of_a_folder_with_weights_missing_or_another_head_is_refused(tokeni
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, file, metadata={"format": "pt"})
     with pytest.raises(ValueError, match="up_proj"):
-        to_gguf(tmp_path / "ours", tmp_path / "model.gguf")
+        export(tmp_path / "ours", "gguf", tmp_path / "model.gguf", verify=False)
     tiny.model(scratch.ScratchDecoderForSequenceClassification).save_pretrained(tmp_path / "classifier")
     tokenizer.save_pretrained(tmp_path / "classifier")
     with pytest.raises(ValueError, match="is a ScratchDecoderForSequenceClassification; language models become gguf"):
-        to_gguf(tmp_path / "classifier", tmp_path / "model.gguf")
+        export(tmp_path / "classifier", "gguf", tmp_path / "model.gguf", verify=False)
     assert not (tmp_path / "model.gguf").exists()
 
 
@@ -1265,13 +1269,129 @@ def test_a_class_that_there_is_not_is_no_backbone():
 @pytest.mark.parametrize(
     "engine, message",
     [
-        ("ctranslate2", "needs that package: pip install ctranslate2"),
+        ("ctranslate2", "needs ctranslate2: pip install ctranslate2"),
+        ("executorch", "needs executorch: pip install executorch"),
+        ("gguf", "needs gguf: pip install gguf llama-cpp-python"),
         ("onnx", "needs onnx and onnxscript: pip install onnx onnxscript onnxruntime"),
     ],
 )
 def test_an_engine_that_is_not_there_is_named(engine, message, tmp_path, monkeypatch, capsys):
     """What it does with our models is tested where it is installed, in tests/tools."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert cli.main(["convert", str(tmp_path), str(tmp_path / "new"), "--to", engine]) == 2
+    assert cli.main(["export", str(tmp_path), str(tmp_path / "new"), "--to", engine]) == 2
     assert capsys.readouterr().err == f"scratch-transformer: --to {engine} {message}\n"
     assert not (tmp_path / "new").exists()
+
+
+# Engines, the card, and what is left behind
+
+
+@pytest.fixture
+def with_card(tokenizer, tmp_path):
+    """A language model's folder with a card, deep enough for its neighbours."""
+    folder = tmp_path / "run" / "model"
+    save_as_ours("llama", tokenizer, folder, tie_word_embeddings=False)
+    write_model_card(folder, RunRecords(name="tiny"))
+    return folder
+
+
+def test_an_export_lies_beside_the_model_and_is_on_its_card(with_card, capsys, monkeypatch):
+    before = (with_card / "README.md").read_text()
+    real = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "llama_cpp" else real(name))
+    assert cli.main(["export", str(with_card), "--to", "llama"]) == 0
+    assert cli.main(["export", str(with_card), "--to", "gguf"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("40 of 40 greedy tokens are the same") == 2
+    assert "for the engine itself: pip install llama-cpp-python, which runs it\n" in said
+    assert {path.name for path in with_card.parent.iterdir()} == {"model", "model-llama", "model.gguf"}
+    card = (with_card / "README.md").read_text()
+    by = f"transformers {transformers.__version__}"
+    rows = re.findall(r"^\| (\w+) \| (.*?) \| logits.* reach .*; 40 of 40 .* \| \S+ \| \S+ \|$", card, re.MULTILINE)
+    assert rows == [("gguf", by), ("llama", by)]
+    found = hub.CHECKS.search(card)
+    assert card[: found.start()] + card[found.end() :] == before and card[found.end() :].startswith("## Limits")
+    assert AutoConfig.from_pretrained(with_card.parent / "model-llama").model_type == "llama"
+    again = with_card.parent / "again.gguf"
+    assert cli.main(["export", str(with_card), str(again), "--to", "gguf"]) == 0
+    assert (with_card / "README.md").read_text() == card  # a row for each engine, as it was computed last
+
+
+def test_a_card_claims_nothing_of_other_weights(with_card):
+    assert cli.main(["export", str(with_card), "--to", "llama"]) == 0
+    file = with_card / "model.safetensors"
+    save_file({name: each * 1.5 for name, each in load_file(file).items()}, file, metadata={"format": "pt"})
+    assert cli.main(["export", str(with_card), "--to", "gguf"]) == 0
+    card = (with_card / "README.md").read_text()
+    assert "| gguf | " in card and "| llama | " not in card
+
+
+def test_a_folder_without_a_card_of_ours_stays_as_it_is(tokenizer, tmp_path):
+    for name, text in {"none": None, "another": "---\ntags: [mine]\n---\n\n# Mine\n"}.items():
+        save_as_ours("llama", tokenizer, tmp_path / name)
+        if text is not None:
+            (tmp_path / name / "README.md").write_text(text)
+        before = {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
+        assert cli.main(["export", str(tmp_path / name), "--to", "llama"]) == 0
+        assert {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} == before
+
+
+@pytest.mark.parametrize("to", ["gguf", "qwen3"])
+def test_what_would_compute_or_write_something_else_is_refused_and_leaves_nothing(
+    to, tokenizer, tmp_path, monkeypatch, capsys
+):
+    ours = save_as_ours("qwen3", tokenizer, tmp_path / "ours", attention_bias=False, head_dim=128)
+    module = importlib.import_module(f"hf_scratch_transformer.conversion.{'gguf' if to == 'gguf' else 'weights'}")
+    if to == "gguf":
+        honest = module._numbers
+        monkeypatch.setattr(module, "_numbers", lambda tensor: honest(tensor.flip(0) if tensor.ndim == 1 else tensor))
+    else:
+        change = module.Translation.tensor
+        wrong = "model.layers.1.mlp.gate_proj.weight"
+        monkeypatch.setattr(
+            module.Translation,
+            "tensor",
+            lambda self, name: change(self, name).flip(0) if name == wrong else change(self, name),
+        )
+    assert to == "qwen3" or ours.config.use_qk_norm
+    target = tmp_path / "deep" / "er" / f"new{'.gguf' if to == 'gguf' else ''}"
+    assert cli.main(["export", str(tmp_path / "ours"), str(target), "--to", to]) == 2
+    assert "would compute something else" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["ours"]
+
+
+def test_a_model_that_writes_other_tokens_is_told_by_how_much():
+    ours = convert_from(native("llama", spread=0.5))
+    theirs = copy.deepcopy(ours)
+    honest = follow(ours, by_model(theirs))
+    assert honest.is_close and honest.tokens == (40, 40)
+
+    def second_best(source, text, count):
+        tokens, logits = by_model(theirs)(source, text, count)
+        tokens[:, -1] = logits[:, -1].topk(2).indices[:, 1]
+        return tokens, logits
+
+    found = follow(ours, second_best)
+    gap = by_model(theirs)(None, folders_prompt(ours), 20)[1][:, -1].topk(2).values.diff().abs().max()
+    assert found.tokens == (38, 40) and found.output == "logits of the greedy tokens" and not found.is_close
+    assert found.difference == pytest.approx(gap.item(), rel=1e-3)
+
+
+def folders_prompt(model):
+    return tokens_for(model)["input_ids"][:, :PROMPT]
+
+
+def test_a_tokenizer_that_is_no_mapping_is_named(tmp_path, capsys):
+    native("bert").save_pretrained(tmp_path / "native")
+    (tmp_path / "native" / "tokenizer_config.json").write_text("[1]")
+    assert cli.main(["convert", str(tmp_path / "native"), str(tmp_path / "deep" / "new")]) == 2
+    assert "tokenizer_config.json must be a mapping, not a list" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["native"]
+
+
+def test_engines_take_an_id_of_the_hub(tokenizer, tmp_path, monkeypatch):
+    save_as_ours("llama", tokenizer, tmp_path / "home" / "ours", tie_word_embeddings=False)
+    monkeypatch.setattr(folders, "snapshot_download", lambda name, **_: str(tmp_path / "home" / name.split("/")[1]))
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["export", "tester/ours", "--to", "gguf"]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "ours.gguf"]

@@ -1,45 +1,51 @@
-"""`scratch-transformer convert`."""
+"""`scratch-transformer convert` and `scratch-transformer export`."""
 
 import argparse
-import importlib.util
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
+from ..hub import record_check
+from .engines import ENGINES, export
 from .families import FAMILIES
 from .folders import convert_folder
 
-ENGINES = ("ctranslate2", "gguf", "onnx")  # the packages of those that want them, and our files for them
-
 
 def add_commands(subparsers: Any) -> None:
-    parser = subparsers.add_parser("convert", help="a model of another architecture as ours, or ours as theirs")
-    parser.add_argument("source", metavar="SRC", help="folder, id on the Hub, or .gguf file")
-    parser.add_argument("target", metavar="DST", help="new folder, or file for gguf")
-    targets = (*FAMILIES, *ENGINES)
-    parser.add_argument("--to", metavar="FAMILY", choices=targets, help=f"if SRC is ours: {', '.join(targets)}")
-    words = "do not compare what both compute, which needs both in memory"
-    parser.add_argument("--no-verify", dest="verify", action="store_false", help=words)
-    parser.set_defaults(run=run)
+    convert = subparsers.add_parser("convert", help="a model of another architecture as ours, or ours as theirs")
+    convert.add_argument("source", metavar="SRC", help="folder, id on the Hub, or .gguf file")
+    convert.add_argument("target", metavar="DST", help="new folder")
+    convert.add_argument("--to", metavar="FAMILY", choices=FAMILIES, help=f"if SRC is ours: {', '.join(FAMILIES)}")
+    convert.set_defaults(run=_convert)
+    engines = subparsers.add_parser("export", help="a model of ours for an engine, or as a native one")
+    engines.add_argument("source", metavar="MODEL", help="folder, or id on the Hub")
+    words = "new folder, or file for gguf; default: beside MODEL, MODEL-WHAT or MODEL.gguf"
+    engines.add_argument("target", metavar="DST", nargs="?", help=words)
+    choices = (*ENGINES, *FAMILIES)
+    engines.add_argument("--to", metavar="WHAT", choices=choices, required=True, help=", ".join(choices))
+    engines.set_defaults(run=_export)
+    for parser in (convert, engines):
+        words = "do not run and compare both, which needs both in memory"
+        parser.add_argument("--no-verify", dest="verify", action="store_false", help=words)
 
 
-def run(arguments: argparse.Namespace) -> None:
-    engine, source, target = arguments.to, arguments.source, arguments.target
-    if engine not in ENGINES:
-        print(convert_folder(source, target, engine, arguments.verify))
-    elif engine == "onnx":
-        from .onnx import write
+def _convert(arguments: argparse.Namespace) -> None:
+    print(convert_folder(arguments.source, arguments.target, arguments.to, arguments.verify))
+    print(f"wrote {arguments.target}")
 
-        compared = write(source, target, arguments.verify)
-        if arguments.verify:
-            print(compared or "not compared with the model: pip install onnxruntime, which runs it")
-    elif importlib.util.find_spec(engine) is None:
-        raise ValueError(f"--to {engine} needs that package: pip install {engine}")
-    elif engine == "gguf":
-        from .gguf import to_gguf
 
-        if (compared := to_gguf(source, target, arguments.verify)) is not None:
-            print(compared)
+def _export(arguments: argparse.Namespace) -> None:
+    source, to, verify = Path(arguments.source), arguments.to, arguments.verify
+    beside = source if source.exists() else Path(source.name)
+    beside = beside if beside.name.strip(".") else beside.resolve()
+    suffix = ENGINES[to].suffix if to in ENGINES else ""
+    target = Path(arguments.target or beside.with_name(f"{beside.name}{suffix or f'-{to}'}"))
+    if to in ENGINES:
+        exported = export(arguments.source, to, target, verify)
     else:
-        from .ctranslate2 import to_ctranslate2
-
-        to_ctranslate2(source, target)
+        exported = convert_folder(arguments.source, target, to, verify)
+    print(exported)
     print(f"wrote {target}")
+    if (compared := exported.compared) is not None and source.is_dir():
+        apart = f"{compared.difference:.2g}", f"{compared.allowed:.2g}"
+        record_check(source, (to, f"{exported.by} {version(exported.by)}", compared.subject, *apart))

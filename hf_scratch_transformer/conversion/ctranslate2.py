@@ -7,39 +7,70 @@ import os
 from pathlib import Path
 from typing import Any
 
+import ctranslate2
+import numpy as np
+import torch
 from ctranslate2.converters import TransformersConverter
 from ctranslate2.converters.transformers import BartLoader, LlamaLoader, register_loader
+from torch import Tensor
 
 from ..configuration_scratch import ScratchDecoderConfig, ScratchSeq2SeqConfig
-from ..files import new_folder, reading, replacing
+from ..files import reading
 from ..stack_scratch import ScratchPreTrainedModel
-from .folders import convert_to, open_saved, read_config
+from .comparison import Comparison, follow
+from .folders import Saved, convert_to
 
 
-def to_ctranslate2(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Write a folder for `ctranslate2.Translator` or `ctranslate2.Generator`; it appears once all of it is there.
+def write(saved: Saved, model: ScratchPreTrainedModel, new: Path) -> None:
+    """Write a folder for `ctranslate2.Translator` or `ctranslate2.Generator`.
 
     Greedy text is that of `generate`, and so is that of beams, which stop as with `early_stopping=True`; for targets
     without a token it has to be told `min_decoding_length=0`.
 
-    Args:
-        source: a folder of a translator that has a counterpart in Marian, or a language model that has one in Llama,
-            with its tokenizer.
-        target: a folder that does not exist yet.
-
     Raises:
-        ValueError: as `convert_to`, and if `source` is another model or `target` exists.
+        ValueError: as `convert_to` to Marian or Llama, and if the model is neither a translator nor a language model.
     """
-    target = new_folder(target)
-    config = read_config(Path(source))
-    if not isinstance(config, ScratchSeq2SeqConfig | ScratchDecoderConfig):
+    if not model.can_generate():
         raise ValueError(
-            f"{source} is a {config.model_type} model; translators and decoders of ours become ctranslate2"
+            f"{saved.folder} is a {type(model).__name__}; translators and language models become ctranslate2"
         )
-    open_saved(source)  # of which nothing is missing; its own loader would draw that at random
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(target) as new, reading(source):
-        TransformersConverter(os.fspath(source)).convert(os.fspath(new))
+    with reading(saved.folder):
+        _Converter(model, os.fspath(saved.folder)).convert(os.fspath(new))
+
+
+def run(saved: Saved, model: ScratchPreTrainedModel, new: Path) -> Comparison:
+    """What CTranslate2 computes by this folder, and writes, beside the model."""
+    tokenizer = saved.tokenizer()
+    model_class = ctranslate2.Translator if model.config.is_encoder_decoder else ctranslate2.Generator
+    with reading(f"{new.name}, which CTranslate2 cannot open"):
+        engine = model_class(os.fspath(new), compute_type="float32")
+
+    def write(source: Tensor | None, text: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        given = [tokenizer.convert_ids_to_tokens(row) for row in (text if source is None else source).tolist()]
+        if source is None:
+            lengths = {"min_length": count, "max_length": count, "include_prompt_in_result": False}
+            results = engine.generate_batch(given, **lengths, return_logits_vocab=True)
+            written = [result.sequences[0] for result in results]
+        else:
+            lengths = {"min_decoding_length": count, "max_decoding_length": count}
+            results = engine.translate_batch(given, beam_size=1, **lengths, return_logits_vocab=True)
+            written = [result.hypotheses[0] for result in results]
+        logits = [[np.array(step) for step in result.logits[0]] for result in results]
+        return torch.tensor([tokenizer.convert_tokens_to_ids(row) for row in written]), torch.tensor(np.array(logits))
+
+    # Until the text is as long as it was told to be, it leaves out the token that ends it.
+    return follow(model, write, words=min(len(tokenizer), model.config.vocab_size), barred=[tokenizer.eos_token_id])
+
+
+class _Converter(TransformersConverter):
+    """Of a model that has been read: its own reading would draw at random what is missing."""
+
+    def __init__(self, model: ScratchPreTrainedModel, folder: str):
+        super().__init__(folder)
+        self.model = model
+
+    def load_model(self, *args: Any, **options: Any) -> ScratchPreTrainedModel:
+        return self.model
 
 
 class _Vocabulary:

@@ -15,7 +15,14 @@ import transformers
 from huggingface_hub import snapshot_download, split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME
@@ -23,7 +30,7 @@ from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME, SAFE_WEIGHTS
 import hf_scratch_transformer
 
 from ..configuration_scratch import ScratchConfig, ScratchDecoderConfig, ScratchEncoderConfig, ScratchSeq2SeqConfig
-from ..files import new_folder, reading, replacing
+from ..files import making, new_folder, reading
 from ..stack_scratch import ScratchPreTrainedModel
 from .comparison import Comparison, compare
 from .families import FAMILIES
@@ -83,15 +90,25 @@ def convert_from(source: PreTrainedModel | str | os.PathLike[str]) -> ScratchPre
 class Saved:
     """A model of ours in a folder, or a native one there as ours, of which only the description has been read."""
 
+    folder: Path  # with everything else that belongs to it
     model: ScratchPreTrainedModel  # without memory
     weights: Lazily  # by the names under which it saves them
     generation_config: GenerationConfig | None
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the first parameter."""
+        return next(iter(self.weights.described.values())).dtype
+
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Raises ValueError if there is none."""
+        with reading(self.folder):
+            return AutoTokenizer.from_pretrained(self.folder)
+
     def whole(self, dtype: torch.dtype | None = None) -> ScratchPreTrainedModel:
-        """The model with its parameters, all of which are there: of the type of the first, unless one is given."""
-        kind, config, described = type(self.model), self.model.config, self.weights.described
-        options = {"dtype": dtype or next(iter(described.values())).dtype}
-        model = kind.from_pretrained(None, config=config, state_dict=dict(self.weights), **options)
+        """The model with its parameters, all of which are there."""
+        kind, config = type(self.model), self.model.config
+        model = kind.from_pretrained(None, config=config, state_dict=dict(self.weights), dtype=dtype or self.dtype)
         if self.generation_config is not None:
             model.generation_config = self.generation_config
         return model
@@ -112,7 +129,11 @@ def open_saved(source: str | os.PathLike[str]) -> Saved:
             model, described, read = translation.model, translation.shapes, translation.tensor
         else:
             with torch.device("meta"):
-                model = saved_class(source, config)(config)
+                name = _architecture(config)
+                model_class = getattr(hf_scratch_transformer, name, None)
+                if not (isinstance(model_class, type) and issubclass(model_class, ScratchPreTrainedModel)):
+                    raise ValueError(f"{os.fspath(source)}: config.json: architectures: there is no {name}")
+                model = model_class(config)
             names, described = stored_names(model, describe(weights), lambda name: False), stored(model)
 
             def read(name: str) -> Tensor:
@@ -123,7 +144,7 @@ def open_saved(source: str | os.PathLike[str]) -> Saved:
                     raise ValueError(f"{source}: its config.json makes {name} one with {tied}, but they differ")
 
         settings = _generation_config(folder, config) if model.can_generate() else None
-        return Saved(model, Lazily(described, read), settings)
+        return Saved(folder, model, Lazily(described, read), settings)
 
 
 def open_ours(source: str | os.PathLike[str], engine: str) -> Saved:
@@ -132,9 +153,9 @@ def open_ours(source: str | os.PathLike[str], engine: str) -> Saved:
     Raises:
         ValueError: as `open_saved`, and for another's model.
     """
-    config = read_config(Path(source))
-    if config.model_type not in OUR_CONFIGS:
-        raise ValueError(f"{source} is a {config.model_type} model; models of ours become {engine}")
+    with _opened(source) as (_, config, _):
+        if not isinstance(config, ScratchConfig):
+            raise ValueError(f"{source} is a {config.model_type} model; models of ours become {engine}")
     return open_saved(source)
 
 
@@ -164,6 +185,7 @@ class Report:
     parameters: int
     kept: tuple[str, ...]  # options without counterpart that change nothing that is computed: noted for the way back
     compared: Comparison | None
+    by: str = "transformers"  # the package that computed what was compared
 
     def __str__(self) -> str:
         lines = [f"{self.source} as {self.target}: {self.tensors} tensors, {self.parameters:,} parameters"]
@@ -209,8 +231,7 @@ def convert_folder(
         else:
             task = native_task(config)
         translation = Translation(*task, config, weights)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(target) as new:
+        with making(target) as new:
             new.mkdir()
             _write_weights(translation, new)
             _write_configuration(translation, new)
@@ -276,15 +297,6 @@ def _architecture(config: PreTrainedConfig) -> str:
     return str(config.architectures[0])
 
 
-def saved_class(source: str | os.PathLike[str], config: PreTrainedConfig) -> type[ScratchPreTrainedModel]:
-    """That of ours which a configuration names."""
-    name = _architecture(config)
-    model_class = getattr(hf_scratch_transformer, name, None)
-    if not (isinstance(model_class, type) and issubclass(model_class, ScratchPreTrainedModel)):
-        raise ValueError(f"{os.fspath(source)}: config.json: architectures: there is no {name}")
-    return model_class
-
-
 def _translated(source: PreTrainedModel, family: Family, task: str) -> PreTrainedModel:
     translation = Translation(family, task, source.config, source.state_dict())
     model = translation.result().to(source.device).train(source.training)
@@ -341,6 +353,15 @@ def _generation_config(folder: Path, config: PreTrainedConfig) -> GenerationConf
     return GenerationConfig.from_model_config(config)
 
 
+def write_rest(saved: Saved, model: ScratchPreTrainedModel, folder: Path) -> None:
+    """Configuration, generation settings and tokenizer, beside what an engine runs."""
+    model.config.save_pretrained(folder)
+    if model.can_generate():
+        model.generation_config.save_pretrained(folder)
+    if (saved.folder / TOKENIZER_CONFIG).exists():
+        saved.tokenizer().save_pretrained(folder)
+
+
 def _write_weights(translation: Translation, folder: Path) -> None:
     names = {translation.name_in_files(name): name for name in translation.shapes}
     split = split_torch_state_dict_into_shards(
@@ -371,7 +392,10 @@ def _copy_tokenizer(source: Path, config: PreTrainedConfig, target: Path) -> Non
     # Without a class of its own a tokenizer is found by the model's type, which is another one now.
     path = target / TOKENIZER_CONFIG
     if path.exists():
-        settings = json.loads(path.read_text(encoding="utf-8"))
+        with reading(source / TOKENIZER_CONFIG):
+            settings = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(settings, dict):
+            raise ValueError(f"{source / TOKENIZER_CONFIG} must be a mapping, not a {type(settings).__name__}")
         if "tokenizer_class" not in settings and config.model_type in TOKENIZER_MAPPING_NAMES:
             settings["tokenizer_class"] = TOKENIZER_MAPPING_NAMES[config.model_type]
             path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,21 +1,22 @@
 """Our language models as GGUF, the files of llama.cpp and what is built on it, by its own Python package."""
 
 import json
-import os
 import unicodedata
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import gguf
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..configuration_scratch import rotary_dim
-from ..files import new_folder, reading, replacing
+from ..files import reading
+from ..stack_scratch import ScratchPreTrainedModel
 from ..tokenization import WORDS
-from .comparison import Comparison, compare
-from .folders import IN_SINGLE, convert_to, open_ours
+from .comparison import NEW, PROMPT, Comparison, compare, follow, greedily, row_by_row
+from .folders import IN_SINGLE, Saved, convert_to
 
 
 class Form(NamedTuple):
@@ -38,45 +39,53 @@ FORMS = {  # by native architecture; a model is stored as the first that it can 
 FILE_TYPES = {torch.float32: "ALL_F32", torch.float16: "MOSTLY_F16", torch.bfloat16: "MOSTLY_BF16"}
 
 
-def to_gguf(source: str | os.PathLike[str], target: str | os.PathLike[str], verify: bool = False) -> Comparison | None:
-    """Write one file with parameters, configuration and tokenizer; it appears once all of it is there.
-
-    Args:
-        source: a folder of a language model of ours, with its byte-level tokenizer.
-        target: a file that does not exist yet, ending in .gguf. Matrices keep their type.
-        verify: read it again, with transformers, and compare what both compute of the same tokens.
+def write(saved: Saved, model: ScratchPreTrainedModel, new: Path) -> None:
+    """Write one file with parameters, configuration and tokenizer. Matrices keep their type.
 
     Raises:
-        ValueError: if the model or its tokenizer has options that GGUF does not know, and if the file computes
-            something else.
+        ValueError: if the model or its tokenizer has options that GGUF does not know.
     """
-    target = new_folder(target)
-    if target.suffix != ".gguf":
-        raise ValueError(f"{target} must end in .gguf")
-    ours = open_ours(source, "gguf").whole()
-    if not ours.can_generate():
-        raise ValueError(f"{source} is a {type(ours).__name__}; language models become gguf")
-    with reading(source):
-        tokenizer = AutoTokenizer.from_pretrained(source)
-    name, native = _native(ours)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(target) as new:
-        writer = gguf.GGUFWriter(new, gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH[FORMS[name].name]])
-        _add_configuration(writer, native)
-        _add_tokenizer(writer, tokenizer, native.config)
-        _add_parameters(writer, native, FORMS[name])
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        if not verify:
-            return None
-        with reading(f"{target}, which transformers cannot read back"):
-            read = AutoModelForCausalLM.from_pretrained(new.parent, gguf_file=new.name, **IN_SINGLE)
-        compared = compare(ours.float(), read)
-        if not compared.is_close:
-            raise ValueError(f"{source}: {target.name} would compute something else; {compared}")
-        return compared
+    if not model.can_generate() or model.config.is_encoder_decoder:
+        raise ValueError(f"{saved.folder} is a {type(model).__name__}; language models become gguf")
+    name, native = _native(model)
+    writer = gguf.GGUFWriter(new, gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH[FORMS[name].name]])
+    _add_configuration(writer, native)
+    _add_tokenizer(writer, saved.tokenizer(), native.config)
+    _add_parameters(writer, native, FORMS[name])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def run(saved: Saved, model: ScratchPreTrainedModel, new: Path) -> Comparison:
+    """What llama.cpp computes by this file, and writes, beside the model, a row at a time."""
+    import llama_cpp
+
+    dtype = saved.dtype
+    words = model.config.vocab_size
+    limit = PROMPT + NEW
+    with reading(f"{new.name}, which llama.cpp cannot open"):
+        single = dict.fromkeys(("type_k", "type_v"), llama_cpp.GGML_TYPE_F32)  # of what the cache holds; else half
+        engine = llama_cpp.Llama(str(new), n_ctx=limit, n_threads=1, logits_all=True, verbose=False, **single)
+
+    def write(_: Tensor | None, text: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        engine.reset()
+
+        def step(tokens: Tensor) -> Tensor:
+            engine.eval(tokens[0].tolist())
+            return torch.from_numpy(engine.scores[engine.n_tokens - 1 : engine.n_tokens, :words].copy())[None]
+
+        return greedily(step, text, count)
+
+    return follow(model, row_by_row(write), dtype)
+
+
+def read_back(saved: Saved, model: ScratchPreTrainedModel, new: Path) -> Comparison:
+    """What transformers computes by this file, and writes, beside the model."""
+    with reading(f"{new.name}, which transformers cannot read back"):
+        read = AutoModelForCausalLM.from_pretrained(new.parent, gguf_file=new.name, **IN_SINGLE)
+    return compare(model, read)
 
 
 def _native(model: Any) -> tuple[str, PreTrainedModel]:

@@ -3,11 +3,9 @@
 Files, inputs and outputs have the names that Optimum gives them; sizes that change from call to call are free.
 """
 
-import importlib.util
 import logging
-import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,15 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoTokenizer
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 
-from ..files import new_folder, reading, replacing
+from ..files import reading
 from ..stack_scratch import ScratchPreTrainedModel
-from .comparison import Comparison, furthest, tokens_for
-from .folders import TOKENIZER_CONFIG, open_ours
+from .comparison import Comparison, Writer, follow, furthest, greedily, tokens_for, worse
+from .folders import Saved, write_rest
 
-NEEDED, RUNTIME = ("onnx", "onnxscript"), "onnxruntime"
 BATCH, TEXT, PAST, SOURCE = "batch_size", "sequence_length", "past_sequence_length", "encoder_sequence_length"
 HELD = 4  # tokens in the caches that are traced and compared
 
@@ -46,41 +42,27 @@ class Graph:
         return {0: BATCH, length: self.lengths[name]} | ({1: "num_choices"} if is_choice else {})
 
 
-def write(source: str | os.PathLike[str], target: str | os.PathLike[str], verify: bool = False) -> Comparison | None:
+@torch.no_grad()
+def write(saved: Saved, model: ScratchPreTrainedModel, new: Path) -> None:
     """Write a folder with `model.onnx`, or `encoder_model.onnx`, `decoder_model.onnx` for a target's first tokens and
-    `decoder_with_past_model.onnx` for those after them; with configuration and tokenizer. It appears once all is there.
-
-    Args:
-        source: a folder of any model of ours. Numbers are in single precision.
-        target: a folder that does not exist yet.
-        verify: run the files with ONNX Runtime, where it is installed, and compare them with the model.
+    `decoder_with_past_model.onnx` for those after them; with configuration and tokenizer.
 
     Raises:
-        ValueError: if a package is missing, if `source` holds no model of ours, and if a file computes something else.
+        ValueError: if torch cannot export the model.
     """
-    if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
-        raise ValueError(f"--to onnx needs {' and '.join(missing)}: pip install {' '.join(missing)} {RUNTIME}")
-    source, target = Path(source), new_folder(target)
-    model = open_ours(source, "onnx").whole(torch.float32).eval()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(target) as new, torch.no_grad():
-        new.mkdir()
-        found = []
-        for graph in graphs(model):
-            with reading(f"{source}, which torch cannot export"):
-                _write_graph(graph, model, new)
-            if verify and importlib.util.find_spec(RUNTIME) is not None:
-                found.append(_compared(graph, new))
-        model.config.save_pretrained(new)
-        if model.can_generate():
-            model.generation_config.save_pretrained(new)
-        if (source / TOKENIZER_CONFIG).exists():
-            with reading(source):
-                AutoTokenizer.from_pretrained(source).save_pretrained(new)
-        worst = max(found, key=lambda each: each.difference / each.allowed, default=None)
-        if worst is not None and not worst.is_close:
-            raise ValueError(f"{source}: {target.name} would compute something else; {worst}")
-        return worst
+    new.mkdir()
+    for graph in graphs(model):
+        with reading(f"{saved.folder}, which torch cannot export"):
+            _write_graph(graph, model, new)
+    write_rest(saved, model, new)
+
+
+@torch.no_grad()
+def run(saved: Saved, model: ScratchPreTrainedModel, new: Path) -> Comparison:
+    """What ONNX Runtime computes by these files, and writes, beside the model."""
+    run = {graph.name: _runner(graph, new) for graph in graphs(model)}
+    computed = [_compared(graph, run[graph.name]) for graph in graphs(model)]
+    return worse(*computed, *([follow(model, _writer(model, run))] if model.can_generate() else []))
 
 
 def graphs(model: ScratchPreTrainedModel) -> list[Graph]:
@@ -213,10 +195,24 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _compared(graph: Graph, folder: Path) -> Comparison:
-    """Of inputs of other sizes, with padding."""
+def _runner(graph: Graph, folder: Path) -> Callable[[Tensors], Tensors]:
     from onnxruntime import InferenceSession
 
+    path, names = folder / f"{graph.name}.onnx", list(graph.compute(graph.inputs))
+    with reading(path):
+        session = InferenceSession(path, providers=["CPUExecutionProvider"])
+        read = {each.name for each in session.get_inputs()}
+
+    def run(inputs: Tensors) -> Tensors:
+        with reading(path):
+            outputs = session.run(names, {name: each.numpy() for name, each in inputs.items() if name in read})
+        return {name: torch.from_numpy(each) for name, each in zip(names, outputs, strict=True)}
+
+    return run
+
+
+def _compared(graph: Graph, run: Callable[[Tensors], Tensors]) -> Comparison:
+    """Of inputs of other sizes, with padding."""
     inputs = {name: each[:1] for name, each in graph.inputs.items()}
     for name in inputs:
         if graph.lengths[name].removeprefix(f"{PAST} + ") == TEXT:
@@ -224,11 +220,37 @@ def _compared(graph: Graph, folder: Path) -> Comparison:
         if name.endswith("attention_mask"):
             inputs[name] = inputs[name].clone()
             inputs[name][..., -2:] = 0
-    expected = graph.compute(inputs)
-    with reading(folder / f"{graph.name}.onnx"):
-        session = InferenceSession(folder / f"{graph.name}.onnx", providers=["CPUExecutionProvider"])
-        read = {each.name for each in session.get_inputs()}
-        outputs = session.run(list(expected), {name: each.numpy() for name, each in inputs.items() if name in read})
-    return furthest(
-        (name, each, torch.from_numpy(out)) for (name, each), out in zip(expected.items(), outputs, strict=True)
-    )
+    actual = run(inputs)
+    return furthest((name, each, actual[name]) for name, each in graph.compute(inputs).items())
+
+
+def _writer(model: ScratchPreTrainedModel, run: Mapping[str, Callable[[Tensors], Tensors]]) -> Writer:
+    """Language models and translators, with the caches passed on from call to call."""
+
+    def write(source: Tensor | None, text: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        held: Tensors = {}
+        if source is None:
+            first = after = "model"
+            empty = model(text[:, :1], use_cache=True).past_key_values
+            held = {name: each[:, :, :0] for name, each in _named(empty, "past_key_values", "").items()}
+            seen = text[:, :0]
+        else:
+            first, after = "decoder_model", "decoder_with_past_model"
+            seen = torch.ones_like(source)
+            states = run["encoder_model"]({"input_ids": source, "attention_mask": seen})["last_hidden_state"]
+            held = {"encoder_attention_mask": seen, "encoder_hidden_states": states}
+
+        def step(new: Tensor) -> Tensor:
+            nonlocal seen, first
+            inputs = {"input_ids": new, **held}
+            if source is None:
+                seen = torch.cat([seen, new], 1)
+                inputs["attention_mask"] = torch.ones_like(seen)
+            outputs = run[first](inputs)
+            first = after
+            held.update({name.replace("present", "past_key_values"): each for name, each in outputs.items()})
+            return outputs["logits"]
+
+        return greedily(step, text, count)
+
+    return write

@@ -1,4 +1,4 @@
-"""Models of ours with the files that `scratch-transformer convert --to onnx` makes of them, once for all engines."""
+"""Models of ours with the files that `scratch-transformer export --to onnx` makes of them, once for all engines."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -44,6 +44,6 @@ def exported(request, tmp_path_factory) -> Exported:
     model_class, options = MODELS[request.param]
     folder = tmp_path_factory.mktemp(request.param.replace(" ", "_"))
     tiny.model(model_class, **ENDLESS | options).save_pretrained(folder / "ours")
-    assert main(["convert", str(folder / "ours"), str(folder / "onnx"), "--to", "onnx"]) == 0
+    assert main(["export", str(folder / "ours"), str(folder / "onnx"), "--to", "onnx"]) == 0
     auto = getattr(transformers, tiny.auto_class(model_class))
     return Exported(auto.from_pretrained(folder / "ours", trust_remote_code=True).eval(), folder / "onnx")

@@ -1,4 +1,4 @@
-"""Files that `scratch-transformer convert --to onnx` has written, run by any engine, beside the model: `run` gives
+"""Files that `scratch-transformer export --to onnx` has written, run by any engine, beside the model: `run` gives
 named arrays for named arrays."""
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""CTranslate2, on folders that `scratch-transformer convert` has written."""
+"""CTranslate2, on folders that `scratch-transformer export` has written."""
 
 import random
 from functools import partial
@@ -84,7 +84,7 @@ def generate(model: PreTrainedModel, beams: int, **inputs: Tensor) -> Tensor:
 def test_translator(beams, translator, sentences, tmp_path):
     """a translator, greedy and 4 beams: tokens of 200 sentences, its own = ours"""
     model, tokenizer, folder = translator
-    assert main(["convert", str(folder), str(tmp_path / "engine"), "--to", "ctranslate2"]) == 0
+    assert main(["export", str(folder), str(tmp_path / "engine"), "--to", "ctranslate2"]) == 0
     engine = ctranslate2.Translator(str(tmp_path / "engine"), compute_type="float32")
     tokens = [tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"]) for text in sentences]
     limits = {"max_decoding_length": NEW, "min_decoding_length": 0}
@@ -105,10 +105,10 @@ def test_language_model(export, beams, language_model, sentences, tmp_path):
     model, tokenizer, folder = language_model
     engine = tmp_path / "engine"
     if export == "llama":
-        assert main(["convert", str(folder), str(tmp_path / "llama"), "--to", "llama"]) == 0
+        assert main(["export", str(folder), str(tmp_path / "llama"), "--to", "llama"]) == 0
         ctranslate2.converters.TransformersConverter(str(tmp_path / "llama")).convert(str(engine))
     else:
-        assert main(["convert", str(folder), str(engine), "--to", "ctranslate2"]) == 0
+        assert main(["export", str(folder), str(engine), "--to", "ctranslate2"]) == 0
     generator = ctranslate2.Generator(str(engine), compute_type="float32")
     prompts = [tokenizer(text)["input_ids"][:4] for text in sentences]
     results = generator.generate_batch(
@@ -137,7 +137,7 @@ def test_refused(translator, tmp_path, capsys):
         (folder, tmp_path / "other", "exists already"),
     ):
         capsys.readouterr()
-        assert main(["convert", str(source), str(target), "--to", "ctranslate2"]) == 2
+        assert main(["export", str(source), str(target), "--to", "ctranslate2"]) == 2
         error = capsys.readouterr().err
         assert message in error and error.count("\n") == 1
         assert not (tmp_path / "new").exists() and not list(tmp_path.glob(".new*"))

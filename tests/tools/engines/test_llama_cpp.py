@@ -1,4 +1,4 @@
-"""llama.cpp, on files that `scratch-transformer convert --to gguf` has written."""
+"""llama.cpp, on files that `scratch-transformer export --to gguf` has written."""
 
 import ctypes
 
@@ -41,7 +41,7 @@ def written(folder, texts, **options):
     model = tiny.model(ScratchDecoderForCausalLM, **fields | {"initializer_range": 0.15} | options)
     model.save_pretrained(folder / "ours")
     tokenizer.save_pretrained(folder / "ours")
-    assert main(["convert", str(folder / "ours"), str(folder / "model.gguf"), "--to", "gguf", "--no-verify"]) == 0
+    assert main(["export", str(folder / "ours"), str(folder / "model.gguf"), "--to", "gguf", "--no-verify"]) == 0
     return model, tokenizer, folder / "model.gguf"
 
 

@@ -25,7 +25,7 @@ def test_decoder(export, tmp_path):
         pytest.skip(str(error).splitlines()[0][:200])
     ours = tiny.model(ScratchDecoderForCausalLM, **COMMON | OPTIONS[export])
     ours.save_pretrained(tmp_path / "ours")
-    assert main(["convert", str(tmp_path / "ours"), str(tmp_path / export), "--to", export]) == 0
+    assert main(["export", str(tmp_path / "ours"), str(tmp_path / export), "--to", export]) == 0
     theirs, _ = load_model(tmp_path / export)
     prompts = tiny.tokens(ours.config.vocab_size, 3, 7)
     with torch.no_grad():

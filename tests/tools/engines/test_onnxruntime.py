@@ -1,4 +1,4 @@
-"""ONNX Runtime, on files that `scratch-transformer convert --to onnx` has written."""
+"""ONNX Runtime, on files that `scratch-transformer export --to onnx` has written."""
 
 import json
 
@@ -58,8 +58,8 @@ def test_refused(tmp_path, capsys, monkeypatch):
     ):
         capsys.readouterr()
         with torch.no_grad():
-            assert main(["convert", str(tmp_path / source), str(tmp_path / target), "--to", "onnx"]) == 2
+            assert main(["export", str(tmp_path / source), str(tmp_path / target), "--to", "onnx"]) == 2
         error = capsys.readouterr().err
         assert message in error.splitlines()[-1]
         assert not (tmp_path / "new").exists() and not list(tmp_path.glob(".new*"))
-    assert main(["convert", str(tmp_path / "ours"), str(tmp_path / "new"), "--to", "onnx", "--no-verify"]) == 0
+    assert main(["export", str(tmp_path / "ours"), str(tmp_path / "new"), "--to", "onnx", "--no-verify"]) == 0

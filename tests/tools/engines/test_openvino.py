@@ -1,4 +1,4 @@
-"""OpenVINO, on files that `scratch-transformer convert --to onnx` has written."""
+"""OpenVINO, on files that `scratch-transformer export --to onnx` has written."""
 
 import openvino
 import pytest
