@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 # Each module has `add_commands(subparsers)`; a subcommand's function is its default `run`, given the parsed arguments.
-MODULES = ("conversion.command", "surgery", "insight.command")
+MODULES = ("conversion.command", "surgery", "hub", "insight.command")
 # Those of `training`, which reads its own words.
 TRAINING = {
     "new": "a recipe for a text of your own and this machine",

@@ -615,10 +615,16 @@ def _push(arguments: argparse.Namespace) -> None:
     folder, repo = Path(arguments.folder), arguments.repo
     if not re.fullmatch(r"[^/\s]+/[^/\s]+", repo):
         raise ValueError(f"{repo!r} is no id of a repository: NAME/REPO")
-    if not (folder / "README.md").exists():
-        write_model_card(folder, RunRecords(name=repo.partition("/")[2]), repo)
-        print(f"wrote {folder / 'README.md'}, of what the configuration says: the rest is for you to add")
-    check_complete(folder)
+    if is_new := not (folder / "README.md").exists():
+        card = write_model_card(folder, RunRecords(name=repo.partition("/")[2]), repo)
+    try:
+        check_complete(folder)
+    except ValueError:
+        if is_new:
+            card.unlink()
+        raise
+    if is_new:
+        print(f"wrote {card}, of what the configuration says: the rest is for you to add")
     with reading(f"{folder} was not pushed to {repo}"):
         commit = push(folder, repo, arguments.private, arguments.revision)
     print(f"pushed: {commit.commit_url}")

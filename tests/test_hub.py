@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -17,7 +18,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 import hf_scratch_transformer as scratch
-from hf_scratch_transformer.hub import RunRecords, check_complete, push, write_model_card
+from hf_scratch_transformer import cli
+from hf_scratch_transformer.hub import RunRecords, check_complete, push, record_check, write_model_card
 from hf_scratch_transformer.tokenization import config_fields, train_tokenizer
 
 from . import tiny
@@ -472,3 +474,66 @@ def test_metadata_that_the_hub_refuses_stops_the_push(online, copy):
     with pytest.raises(ValueError, match="fails to match"):
         push(copy, f"{USER}/refused", token=TOKEN)
     assert set(online.tree(f"{USER}/refused")) == {".gitattributes"}
+
+
+# The command
+
+
+def test_the_command_uploads_a_folder_and_writes_the_card_that_it_lacks(online, copy, capsys, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    (copy / "README.md").unlink()
+    assert cli.main(["push", str(copy), f"{USER}/by-command", "--private"]) == 0
+    said = capsys.readouterr().out
+    assert f"pushed: {online.url}/{USER}/by-command/commit/" in said and "wrote " in said
+    tree, card = online.tree(f"{USER}/by-command"), (copy / "README.md").read_text()
+    assert tree["README.md"].decode() == card and tree.keys() >= {"model.safetensors", "tokenizer.json"}
+    assert online.repositories[f"{USER}/by-command"].private
+    # It knows what the configuration says, and nothing else.
+    assert re.findall(r"^##? (.*)$", card, re.MULTILINE) == ["by-command", "How to use", "Limits"]
+    assert "trained on Bird" not in card and not re.search(r"\bNone\b|trained on \.|of \.", card)
+    assert card_errors(card) == []
+    assert cli.main(["push", str(copy), f"{USER}/by-command", "--revision", "second"]) == 0
+    assert capsys.readouterr().out.count("\n") == 1  # the card is there
+    assert online.tree(f"{USER}/by-command", "second")["README.md"].decode() == card
+
+
+@pytest.mark.parametrize(
+    ("repo", "name", "message"),
+    [
+        (f"{USER}/x", "tokenizer.json", "is not a complete repository: tokenizer.json is missing"),
+        ("by-command", None, "'by-command' is no id of a repository: NAME/REPO"),
+        (f"{USER}/a b", None, "is no id of a repository"),
+        (f"{USER}/-a", None, "was not pushed to"),
+    ],
+)
+def test_the_command_refuses_in_a_line(online, copy, capsys, monkeypatch, repo, name, message):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    before = len(online.repositories)
+    if name is not None:
+        (copy / name).unlink()
+        (copy / "README.md").unlink()
+    files = sorted(copy.iterdir())
+    assert cli.main(["push", str(copy), repo]) == 2
+    error = capsys.readouterr().err
+    assert sorted(copy.iterdir()) == files
+    assert message in error and error.count("\n") == 1 and len(online.repositories) == before
+
+
+def test_the_command_says_that_nobody_answers(copy, capsys, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    assert cli.main(["push", str(copy), f"{USER}/x"]) == 2
+    assert "was not pushed to tester/x" in capsys.readouterr().err
+
+
+def test_what_engines_made_of_other_weights_is_not_pushed(online, copy):
+    cells = ("onnx", "onnxruntime 1.32.0", "logits reach 2", "1e-06", "0.002")
+    record_check(copy, cells)
+    push(copy, f"{USER}/checked", token=TOKEN)
+    assert f"| {' | '.join(cells)} |".encode() in online.tree(f"{USER}/checked")["README.md"]
+    weights = load_file(copy / "model.safetensors")
+    save_file({name: each + 1 for name, each in weights.items()}, copy / "model.safetensors", {"format": "pt"})
+    push(copy, f"{USER}/checked", token=TOKEN)
+    card = online.tree(f"{USER}/checked")["README.md"].decode()
+    assert "onnx" not in card and "## Checked" not in card and "## Limits" in card
