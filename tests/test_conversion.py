@@ -1175,6 +1175,8 @@ def test_gguf_out_and_in(name, dtype, tokenizer, tmp_path, capsys):
     file = tmp_path / "model.gguf"
     assert cli.main(["export", str(tmp_path / "ours"), str(file), "--to", "gguf"]) == 0
     assert re.search(r"logits reach \S+, differ by at most \S+ ", capsys.readouterr().out)
+    kind = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}[dtype]
+    assert {each.tensor_type.name for each in gguf.GGUFReader(file).tensors if len(each.shape) == 2} == {kind}
     assert cli.main(["convert", str(file), str(tmp_path / "again")]) == 0
     for again in (convert_from(file), type(ours).from_pretrained(tmp_path / "again")):
         assert again.state_dict().keys() == ours.state_dict().keys()
@@ -1395,3 +1397,18 @@ def test_engines_take_an_id_of_the_hub(tokenizer, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["export", "tester/ours", "--to", "gguf"]) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "ours.gguf"]
+
+
+def test_t5gemma_need_not_say_its_vocabulary_twice(tmp_path):
+    """Those of the two stacks are what it looks at; transformers fills in 256,000 above them."""
+    theirs = native("t5gemma")
+    theirs.save_pretrained(tmp_path / "native")
+    path = tmp_path / "native" / "config.json"
+    options = json.loads(path.read_text())
+    del options["vocab_size"]
+    path.write_text(json.dumps(options))
+    report = convert_folder(tmp_path / "native", tmp_path / "ours", verify=True)
+    assert report.compared.tokens == (40, 40)
+    back = convert_folder(tmp_path / "ours", tmp_path / "back", "t5gemma", verify=True)
+    assert back.compared.tokens == (40, 40)
+    assert AutoConfig.from_pretrained(tmp_path / "back").encoder.vocab_size == theirs.config.encoder.vocab_size

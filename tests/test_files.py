@@ -6,7 +6,7 @@ import threading
 import pytest
 from safetensors import SafetensorError
 
-from hf_scratch_transformer.files import reading, remove, replacing, write_text
+from hf_scratch_transformer.files import making, reading, remove, replacing, write_text
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,24 @@ def test_what_cannot_be_written_leaves_what_was_there(failure, tmp_path):
             raise failure
         assert (path / "file" if name == "folder" else path).read_text() == "new"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+
+
+def test_folders_above_what_could_not_be_written_go_again(tmp_path):
+    (tmp_path / "there").mkdir()
+    for parts in ("there/new", "there/a/b/new"):
+        with pytest.raises(ValueError, match="no"), making(tmp_path / parts) as new:
+            new.mkdir()
+            raise ValueError("no")
+    assert not any((tmp_path / "there").iterdir())
+    with pytest.raises(ValueError, match="no"), making(tmp_path / "there/a/new"):
+        (tmp_path / "there/a/mine").write_text("")
+        raise ValueError("no")
+    assert [path.name for path in (tmp_path / "there/a").iterdir()] == ["mine"]
+    with making(tmp_path / "there/a/b/new") as new:
+        new.write_text("all of it")
+    assert (tmp_path / "there/a/b/new").read_text() == "all of it"
+    with pytest.raises(ValueError, match="exists already"), making(tmp_path / "there/a/b/new"):
+        pass
 
 
 def test_nothing_is_there_before_all_of_it_is(tmp_path):

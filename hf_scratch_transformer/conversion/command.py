@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from ..hub import record_check
-from .engines import ENGINES, export
+from .engines import ENGINES, Exported, export
 from .families import FAMILIES
-from .folders import convert_folder
+from .folders import Report, convert_folder
 
 
 def add_commands(subparsers: Any) -> None:
@@ -40,12 +40,13 @@ def _export(arguments: argparse.Namespace) -> None:
     beside = beside if beside.name.strip(".") else beside.resolve()
     suffix = ENGINES[to].suffix if to in ENGINES else ""
     target = Path(arguments.target or beside.with_name(f"{beside.name}{suffix or f'-{to}'}"))
+    exported: Exported | Report
     if to in ENGINES:
         exported = export(arguments.source, to, target, verify)
     else:
         exported = convert_folder(arguments.source, target, to, verify)
     print(exported)
     print(f"wrote {target}")
-    if (compared := exported.compared) is not None and source.is_dir():
+    if (compared := exported.compared) is not None and exported.by is not None and source.is_dir():
         apart = f"{compared.difference:.2g}", f"{compared.allowed:.2g}"
         record_check(source, (to, f"{exported.by} {version(exported.by)}", compared.subject, *apart))

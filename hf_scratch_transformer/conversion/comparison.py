@@ -73,10 +73,9 @@ def furthest(outputs: Iterable[tuple[str, Tensor, Tensor]], dtype: torch.dtype =
 
 
 def worse(*comparisons: Comparison) -> Comparison:
-    """That of which the models are further apart, with the tokens of all of them."""
+    """That of which the models are further apart, with the tokens of that which has some."""
     worst = max(comparisons, key=lambda each: each.difference / each.allowed)
-    counts = [each.tokens for each in comparisons if each.tokens]
-    return dataclasses.replace(worst, tokens=tuple(map(sum, zip(*counts, strict=True))) if counts else None)
+    return dataclasses.replace(worst, tokens=next((each.tokens for each in comparisons if each.tokens), None))
 
 
 @torch.no_grad()
@@ -100,17 +99,14 @@ def follow(
         barred: those that it does not write.
     """
     config = model.config
-    limit = getattr(config, "max_position_embeddings", None) or PROMPT + NEW + 1
+    limit = getattr(config, "max_position_embeddings", None) or PROMPT + NEW + 2
     length = max(1, min(PROMPT, limit // 2))
     count = max(1, min(NEW, limit - length - 2))  # some tables begin with positions that no token has
     prompt = tokens_for(model, words)["input_ids"][:, :length]
     source, start = None, prompt
     if config.is_encoder_decoder:
-        first = next(
-            each
-            for each in (config.decoder_start_token_id, config.bos_token_id, config.eos_token_id, 0)
-            if isinstance(each, int)
-        )
+        starts = [getattr(config, f"{name}_token_id", None) for name in ("decoder_start", "bos", "eos")]
+        first = next(each for each in (*starts, 0) if isinstance(each, int))
         source, start = prompt, prompt.new_full((len(prompt), 1), first)
     written, theirs = write(source, start, count)
     text = torch.cat([start, written[:, :-1]], 1)
@@ -181,7 +177,8 @@ def tokens_for(model: PreTrainedModel, words: int | None = None) -> dict[str, Te
         # A head for whole texts looks for the last token that is not padding.
         return ids if pad is None else ids.masked_fill(ids == pad, (pad + 1) % size)
 
-    inputs = {"input_ids": draw(words or config.vocab_size)}
+    words = words or model.get_input_embeddings().num_embeddings
+    inputs = {"input_ids": draw(words)}
     if config.is_encoder_decoder:
-        inputs["decoder_input_ids"] = draw(getattr(config, "decoder_vocab_size", None) or config.vocab_size)
+        inputs["decoder_input_ids"] = draw(getattr(config, "decoder_vocab_size", None) or words)
     return inputs

@@ -134,7 +134,9 @@ def open_saved(source: str | os.PathLike[str]) -> Saved:
                 if not (isinstance(model_class, type) and issubclass(model_class, ScratchPreTrainedModel)):
                     raise ValueError(f"{os.fspath(source)}: config.json: architectures: there is no {name}")
                 model = model_class(config)
-            names, described = stored_names(model, describe(weights), lambda name: False), stored(model)
+            held, expected = describe(weights), stored(model)
+            names = stored_names(model, held, lambda name: False)
+            described = {name: held.get(str(names[name]), each) for name, each in expected.items()}  # of their types
 
             def read(name: str) -> Tensor:
                 return weights[str(names[name])]
@@ -153,9 +155,8 @@ def open_ours(source: str | os.PathLike[str], engine: str) -> Saved:
     Raises:
         ValueError: as `open_saved`, and for another's model.
     """
-    with _opened(source) as (_, config, _):
-        if not isinstance(config, ScratchConfig):
-            raise ValueError(f"{source} is a {config.model_type} model; models of ours become {engine}")
+    if not isinstance(config := read_config(_located(source)), ScratchConfig):
+        raise ValueError(f"{source} is a {config.model_type} model; models of ours become {engine}")
     return open_saved(source)
 
 
@@ -327,13 +328,19 @@ def _opened(source: str | os.PathLike[str]) -> Iterator[tuple[Path, PreTrainedCo
             model.config.architectures = [type(model).__name__]
             yield Path(unpacked), model.config, model.state_dict()
         return
+    folder = _located(source)
+    yield folder, read_config(folder), FolderWeights(folder)
+
+
+def _located(source: str | os.PathLike[str]) -> Path:
+    """The folder of that name, or of a download."""
+    path = Path(source)
     if not path.exists():
         if path.is_absolute() or str(source).startswith(".") or str(source).count("/") != 1:
             raise ValueError(f"{source} is neither a folder nor the id of a repository, owner/name")
         with reading(source):
             path = Path(snapshot_download(str(source), allow_patterns=["*.json", "*.safetensors", *TOKENIZER_FILES]))
-    config = read_config(path)
-    yield path, config, FolderWeights(path)
+    return path
 
 
 def read_config(folder: Path) -> PreTrainedConfig:

@@ -361,7 +361,8 @@ T5GEMMA = Family(
         "": Head("T5GemmaModel"),
         "ConditionalGeneration": Head("T5GemmaForConditionalGeneration", (Row("lm_head.out_proj", "lm_head"),)),
     },
-    fields=TOKENS
+    # What it says of the vocabulary above those of its two stacks is not looked at, and need not be there.
+    fields=(Field("vocab_size", "vocab_size", lambda _, theirs: theirs["encoder.vocab_size"]), *TOKENS[1:])
     + t5gemma_fields("encoder")
     + t5gemma_fields("decoder")
     + same("attention_dropout", "initializer_range")

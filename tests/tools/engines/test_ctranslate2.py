@@ -1,5 +1,7 @@
 """CTranslate2, on folders that `scratch-transformer export` has written."""
 
+import copy
+import importlib
 import random
 from functools import partial
 from pathlib import Path
@@ -124,14 +126,14 @@ def test_language_model(export, beams, language_model, sentences, tmp_path):
     assert theirs == ours
 
 
-def test_refused(translator, tmp_path, capsys):
-    """no counterpart, no model, a folder that is there: refused in a line"""
-    _, tokenizer, folder = translator
+def test_refused(translator, tmp_path, capsys, monkeypatch):
+    """no counterpart, no model, a folder that is there or computes something else: refused in a line"""
+    model, tokenizer, folder = translator
     tiny.model(ScratchEncoderModel).save_pretrained(tmp_path / "encoder")
     tiny.model(ScratchSeq2SeqForConditionalGeneration).save_pretrained(tmp_path / "other")
     tokenizer.save_pretrained(tmp_path / "other")
     for source, target, message in (
-        (tmp_path / "encoder", tmp_path / "new", "is a scratch_encoder model"),
+        (tmp_path / "encoder", tmp_path / "new", "is a ScratchEncoderModel; translators and"),
         (tmp_path / "other", tmp_path / "new", "norm_position='pre'"),
         (tmp_path, tmp_path / "new", "holds no config.json"),
         (folder, tmp_path / "other", "exists already"),
@@ -141,3 +143,11 @@ def test_refused(translator, tmp_path, capsys):
         error = capsys.readouterr().err
         assert message in error and error.count("\n") == 1
         assert not (tmp_path / "new").exists() and not list(tmp_path.glob(".new*"))
+    another = copy.deepcopy(model)
+    with torch.no_grad():
+        another.model.decoder.layers[1].mlp.up_proj.weight += 0.1
+    loader = importlib.import_module("hf_scratch_transformer.conversion.ctranslate2")
+    monkeypatch.setattr(loader._Converter, "load_model", lambda self, *args, **options: another)
+    assert main(["export", str(folder), str(tmp_path / "deep" / "new"), "--to", "ctranslate2"]) == 2
+    assert "would compute something else by ctranslate2" in capsys.readouterr().err
+    assert not (tmp_path / "deep").exists()

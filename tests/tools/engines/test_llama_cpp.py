@@ -41,7 +41,7 @@ def written(folder, texts, **options):
     model = tiny.model(ScratchDecoderForCausalLM, **fields | {"initializer_range": 0.15} | options)
     model.save_pretrained(folder / "ours")
     tokenizer.save_pretrained(folder / "ours")
-    assert main(["export", str(folder / "ours"), str(folder / "model.gguf"), "--to", "gguf", "--no-verify"]) == 0
+    assert main(["export", str(folder / "ours"), str(folder / "model.gguf"), "--to", "gguf"]) == 0
     return model, tokenizer, folder / "model.gguf"
 
 
