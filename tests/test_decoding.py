@@ -1,0 +1,149 @@
+"""Compiled decoding writes the tokens that `generate` writes without it."""
+
+import shutil
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, StoppingCriteria, StoppingCriteriaList
+
+from hf_scratch_transformer import (
+    ScratchDecoderConfig,
+    ScratchDecoderForCausalLM,
+    ScratchSeq2SeqForConditionalGeneration,
+    decoding,
+)
+from hf_scratch_transformer.decoding import CompiledDecoding
+
+from . import tiny
+
+OPTIONS = {
+    "learned, biases": {"position_embedding_type": "learned", "attention_bias": True, "mlp_bias": True},
+    "relative": {"position_embedding_type": "relative_bias"},
+    "as the article": {"position_embedding_type": "sinusoidal", "norm_position": "post", "norm_type": "layer_norm"},
+}
+COMPILERS = [
+    "eager",
+    pytest.param("inductor", marks=[pytest.mark.slow, pytest.mark.skipif(not shutil.which("g++"), reason="no g++")]),
+]
+
+
+def llama():
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=2)
+    config.num_attention_heads, config.num_key_value_heads = 4, 2
+    return LlamaForCausalLM(config).eval()
+
+
+MODELS = {
+    "decoder": lambda: tiny.model(ScratchDecoderForCausalLM),
+    "seq2seq": lambda: tiny.model(ScratchSeq2SeqForConditionalGeneration),
+}
+OTHERS = {
+    **{name: lambda each=each: tiny.model(ScratchDecoderForCausalLM, **each) for name, each in OPTIONS.items()},
+    "llama": llama,
+}
+
+
+@pytest.fixture(autouse=True)
+def a_compiler(monkeypatch):
+    """The one that only follows the graph needs none of C++; of caches there are more sizes."""
+    monkeypatch.setattr(decoding.shutil, "which", lambda name: name)
+    monkeypatch.setattr(decoding, "LEAST_SLOTS", 16)
+    torch._dynamo.reset()
+
+
+def prompts(model, rows, length, side):
+    return tiny.inputs(model, rows, length, padding=side if rows > 1 else None, seed=length)
+
+
+@pytest.mark.parametrize("backend", COMPILERS)
+@pytest.mark.parametrize("name", [*MODELS, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
+def test_greedy_tokens_are_those_of_generate(name, backend):
+    model = (MODELS | OTHERS)[name]()
+    model.generation_config.eos_token_id = None
+    side = "right" if model.config.is_encoder_decoder else "left"
+    decode = CompiledDecoding(backend)
+    for rows, length, new in ((1, 5, 10), (1, 9, 6), (3, 7, 8), (1, 5, 20)):
+        inputs = prompts(model, rows, length, side)
+        options = {"max_new_tokens": new, "do_sample": False}
+        expected = model.generate(**inputs, **options)
+        assert model.generate(**inputs, **options, custom_generate=decode).tolist() == expected.tolist()
+    assert len(decode.steps) == 3  # one row, three, and one of more than 16 tokens
+    assert all("forward" not in vars(module) for module in model.modules())
+
+
+def test_a_row_that_has_ended_is_padded_and_generation_ends_with_the_last():
+    model = tiny.model(ScratchDecoderForCausalLM)
+    inputs = prompts(model, 4, 6, "left")
+    free = model.generate(**inputs, max_new_tokens=25, do_sample=False)[:, 6:]
+    options = {"max_new_tokens": 25, "do_sample": False, "pad_token_id": 0}
+    options["eos_token_id"] = sorted({int(row[5]) for row in free})
+    expected = model.generate(**inputs, **options)
+    assert (expected[:, 6:] != free[:, : expected.shape[1] - 6]).any()
+    assert model.generate(**inputs, **options, custom_generate=CompiledDecoding("eager")).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"do_sample": True, "temperature": 0.7, "top_k": 5},
+        {"do_sample": True, "num_return_sequences": 3},
+        {"do_sample": False, "repetition_penalty": 1.5, "no_repeat_ngram_size": 2},
+        {"do_sample": False, "min_new_tokens": 12, "eos_token_id": 7},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("model_class", tiny.LANGUAGE_MODELS[1:], ids=tiny.family)
+def test_processors_and_sampling(model_class, options):
+    """The same draws: both draw once for each token, from the same scores."""
+    model, decode, written = tiny.model(model_class), CompiledDecoding("eager"), []
+    for more in ({}, {"custom_generate": decode}):
+        torch.manual_seed(3)
+        written.append(model.generate(**prompts(model, 1, 5, "left"), max_new_tokens=20, **options, **more).tolist())
+    assert written[0] == written[1]
+
+
+def test_a_criterion_of_the_callers_own_ends_it():
+    class After(StoppingCriteria):
+        def __call__(self, input_ids, scores, **kwargs):
+            assert scores.shape == (1, model.config.vocab_size)
+            return torch.tensor([input_ids.shape[1] >= 9])
+
+    model = tiny.model(ScratchDecoderForCausalLM)
+    options = {"stopping_criteria": StoppingCriteriaList([After()]), "custom_generate": CompiledDecoding("eager")}
+    assert model.generate(**prompts(model, 1, 5, "left"), max_new_tokens=20, **options).shape == (1, 9)
+
+
+def test_two_models_share_no_graph():
+    """Nor do those of equal shapes, with other options."""
+    decode = CompiledDecoding("eager")
+    for activation in ("relu", "gelu"):
+        model = tiny.model(ScratchDecoderForCausalLM, hidden_act=activation)
+        inputs = prompts(model, 1, 5, "left")
+        expected = model.generate(**inputs, max_new_tokens=20, do_sample=False)
+        assert model.generate(**inputs, max_new_tokens=20, do_sample=False, custom_generate=decode).equal(expected)
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"num_beams": 3}, "beam_search must be one of greedy_search, sample"),
+        ({"use_cache": False}, "use_cache=False must be True"),
+        ({"return_dict_in_generate": True, "output_scores": True}, "return_dict_in_generate, output_scores: it gives"),
+    ],
+    ids=str,
+)
+def test_what_it_does_not_do_is_refused(settings, message):
+    model = tiny.model(ScratchDecoderForCausalLM)
+    with pytest.raises(ValueError, match=message):
+        model.generate(**prompts(model, 1, 5, "left"), max_new_tokens=5, **settings, custom_generate=CompiledDecoding())
+
+
+def test_models_and_machines_that_it_cannot_use_are_refused(monkeypatch):
+    inputs = tiny.inputs(tiny.model(ScratchDecoderForCausalLM), 1, 5)
+    windows = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4}
+    model = ScratchDecoderForCausalLM(ScratchDecoderConfig(**tiny.SIZES, num_hidden_layers=2, **windows))
+    monkeypatch.setattr(decoding.shutil, "which", lambda name: None)
+    message = "sliding_attention: use .*; ScratchDecoderForCausalLM is in training: .*; no C\\+\\+ compiler"
+    with pytest.raises(ValueError, match=message):
+        model.train().generate(**inputs, max_new_tokens=5, custom_generate=CompiledDecoding())
