@@ -11,7 +11,7 @@ import ctranslate2
 import numpy as np
 import torch
 from ctranslate2.converters import TransformersConverter
-from ctranslate2.converters.transformers import BartLoader, LlamaLoader, register_loader
+from ctranslate2.converters.transformers import BartLoader, LlamaLoader, Qwen3Loader, register_loader
 from torch import Tensor
 
 from ..configuration_scratch import ScratchDecoderConfig, ScratchSeq2SeqConfig
@@ -94,7 +94,11 @@ class TranslatorLoader(_Vocabulary, BartLoader):
 
 @register_loader(ScratchDecoderConfig.__name__)
 class LanguageModelLoader(_Vocabulary, LlamaLoader):
+    """Its loader of Llama or, with query-key norm, of Qwen3."""
+
     architecture_name = "AutoModelForCausalLM"
 
     def get_model_spec(self, model: ScratchPreTrainedModel) -> Any:
+        if model.config.use_qk_norm:
+            return Qwen3Loader().get_model_spec(convert_to(model, "qwen3"))
         return super().get_model_spec(convert_to(model, "llama"))
