@@ -50,10 +50,11 @@ UPDATES = {
     "precision": "auto",
 }
 BATCH, SMALLEST_BATCH, LARGEST_BATCH = 1024, 512, 8192  # tokens: the first that is tried, and those that may be taken
-EVALUATIONS = 5
+EVALUATIONS, EVALUATING = 5, 0.2  # fewer, where that many took a larger share of the time
 VOCABULARIES = (500, 1000, 2000, 4000, 8000, 16000, 32000)
 FEW_SIGNS, LONG_WORD = 64, 20  # of text that has no words, as DNA has none
 SWAPPED = "swapped, it translates the other way"
+PREDICTED = "It should take {} s on the machine that wrote this"
 
 
 class Choice(NamedTuple):
@@ -78,6 +79,7 @@ def propose(words: Sequence[str]) -> None:
     command = f"scratch-transformer new {shlex.join(words)}"
     choices, pace, seconds = _fitted(found, asked.objective, asked.minutes)
     head = [f"Written by `{command}`, which found in the training split:", *(f"  {line}" for line in found.lines())]
+    head.append(f"{PREDICTED.format(f'{seconds:,.0f}')}.")
     with replacing(output) as place:
         place.write_text(rendered(head, choices), encoding="utf-8")
     model = f"runs/{output.stem}/model"
@@ -111,13 +113,17 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
 
 def _fitted(found: Survey, objective: str, minutes: float) -> tuple[list[Choice], Pace, float]:
     """The choices, with the size, batches and steps that fit into the minutes; what a step takes, and all of it."""
-    sizes, batch, seen = dict(SIZE), BATCH, 1.0
+    sizes, batch, seen, evaluations = dict(SIZE), BATCH, 1.0, EVALUATIONS
     passes = PASSES_MASKED if objective == "masked_lm" else PASSES
     for left in reversed(range(ROUNDS)):
-        run, pace, setup = _tried(list(_choices(found, objective, sizes, batch, STEPS, seen)))
+        run, pace, setup = _tried(list(_choices(found, objective, sizes, batch, STEPS, seen, evaluations)))
         _, corpus, _ = next(iter(run.parts(0, 0)))
         whole = len(run.objective.plan(corpus, None))  # steps of a pass
-        seconds = max(60 * minutes - setup - EVALUATIONS * pace.evaluation, 1.0)
+        evaluations = max(1, min(EVALUATIONS, int(EVALUATING * 60 * minutes / pace.evaluation)))
+        before = setup + (evaluations + 1) * pace.evaluation  # and the test
+        seconds = 60 * minutes - before
+        if seconds <= 0:
+            raise RecipeError(f"--minutes: {minutes:g} are too few: more than {before / 60:.2g} pass without a step")
         steps = max(1, min(int(seconds / pace.step), passes * whole))
         seen = steps / whole
         fitted = sizes | fitting(run, pace, seconds / 60, passes * whole * pace.targets)
@@ -125,8 +131,8 @@ def _fitted(found: Survey, objective: str, minutes: float) -> tuple[list[Choice]
         if not left or (fitted, other) == (sizes, batch):
             break
         sizes, batch = fitted, other
-    choices = list(_choices(found, objective, sizes, batch, steps, seen))
-    return choices, pace, setup + steps * pace.step + EVALUATIONS * pace.evaluation
+    choices = list(_choices(found, objective, sizes, batch, steps, seen, evaluations))
+    return choices, pace, before + steps * pace.step
 
 
 def _tried(choices: Sequence[Choice]) -> tuple[Run, Pace, float]:
@@ -141,7 +147,7 @@ def _tried(choices: Sequence[Choice]) -> tuple[Run, Pace, float]:
 
 
 def _choices(
-    found: Survey, objective: str, sizes: dict[str, int], batch: int, steps: int, passes: float
+    found: Survey, objective: str, sizes: dict[str, int], batch: int, steps: int, passes: float, evaluations: int
 ) -> Iterator[Choice]:
     is_translation, is_masked = objective == "translation", objective == "masked_lm"
     yield Choice("objective", objective)
@@ -178,10 +184,10 @@ def _choices(
     yield Choice("optimisation.max_steps", steps, why)
     if passes > 4:
         yield Choice("optimisation.final_weights", "best", "of the evaluations: it may learn the text by heart")
-    yield Choice("evaluation.every_steps", max(1, steps // EVALUATIONS))
+    yield Choice("evaluation.every_steps", max(1, steps // evaluations))
     if is_translation:
         yield Choice("evaluation.num_beams", 5, "at the end")
-    yield Choice("checkpoints.every_steps", max(1, steps // EVALUATIONS))
+    yield Choice("checkpoints.every_steps", max(1, steps // evaluations))
 
 
 def _tokens(found: Survey) -> Iterator[Choice]:
