@@ -9,6 +9,8 @@ folder receives `benchmark.json`, with every round, and `benchmark.png`. Exit co
     python -m benchmarks report [--check]             # what README.md says, from the records
     python -m benchmarks prepare                      # a corpus to tokens on disk, and training on them
     python -m benchmarks scale                        # what two processes take beside the formulas of docs/SCALE.md
+    python -m benchmarks engines MODEL --texts FILE   # where to run a model: beside CTranslate2 and others
+    python -m benchmarks text OBJECTIVE --data FOLDER # from a text to a score by three commands, beside baselines
     python -m benchmarks calls                                                            # however busy the machine is
     python -m benchmarks generate --shape decoder --peer llama --batch 1                  # a single comparison
     python -m benchmarks generate --shape decoder --peer llama --batch 1 --compile        # static cache, torch.compile
@@ -17,6 +19,7 @@ folder receives `benchmark.json`, with every round, and `benchmark.png`. Exit co
 import argparse
 import dataclasses
 import gc
+import importlib
 import os
 import sys
 import tempfile
@@ -40,6 +43,12 @@ from .report import print_result, write
 from .shapes import SHAPES, Shape, find_shapes, unknown
 
 OTHER_KINDS = ("memory", "end-to-end", "roofline")
+PROGRAMS = {
+    "prepare": "preparation",
+    "scale": "scale",
+    "engines": "deployment",
+    "text": "texts",
+}  # with words of their own
 SWITCHES = {
     "compile": "torch.compile for all contenders; of generate and calls, with static caches",
     "padded": "rows as long as sentences, padded to the length, or all full; by default a decoder's are full",
@@ -180,10 +189,8 @@ def main(argv: Sequence[str]) -> int:
             from . import readme  # which needs all of this here
 
             return readme.main(argv[1:])
-        if argv[:1] in (["prepare"], ["scale"]):
-            from . import preparation, scale
-
-            {"prepare": preparation, "scale": scale}[argv[0]].main(argv[1:])
+        if argv[:1] and argv[0] in PROGRAMS:
+            importlib.import_module(f".{PROGRAMS[argv[0]]}", __package__).main(argv[1:])
             return 0
         arguments = parse(argv)
         with torch.backends.mkldnn.flags(enabled=False) if arguments.no_onednn else nullcontext():

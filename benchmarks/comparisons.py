@@ -12,7 +12,7 @@ from torch import nn
 from transformers import CompileConfig
 
 from .contenders import Contender, Embedding, Generation, ModelContender, Options, Training
-from .peers import NATIVES, OURS, count_parameters, find_peer, match_parameters, ours, reference
+from .peers import NATIVE_OF, NATIVES, OURS, count_parameters, find_peer, match_parameters, ours, reference
 from .runs import RecipeRun, TrainerRun
 from .shapes import Shape, draw_batches, draw_texts
 
@@ -179,8 +179,9 @@ def compare_end_to_end(folder: Path, names: Sequence[str], options: Options) -> 
     if options.recipe is None:
         raise ValueError("end-to-end needs --recipe, and --data.path for its corpus")
     run = RecipeRun(options, options.steps or 50, folder)
-    usual = {"seq2seq": "marian", "encoder": "bert", "decoder": "llama"}[run.family]
-    natives = [name for name in names or [usual] if name in NATIVES and NATIVES[name].family == run.family]
+    natives = [
+        name for name in names or [NATIVE_OF[run.family]] if name in NATIVES and NATIVES[name].family == run.family
+    ]
     if not natives:
         raise ValueError(f"end-to-end: none of {', '.join(names)} is a native {run.family}")
     contenders: list[Contender] = [run]

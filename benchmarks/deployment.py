@@ -4,16 +4,17 @@
         [--rounds 5] [--threads N] [--output_dir FOLDER]
 
 The model is exported to every engine that is installed (CTranslate2, ONNX Runtime, llama.cpp) and can say what it
-computes. Then all write after the first lines of FILE, greedily, a row at a time, taking turns, A B A B: a language model
-goes on from the first tokens of each line, a translator translates it. The folder receives `engines.json`: tokens a
-second, seconds to the first token, memory of the process, size on disk, in how many rows the tokens are those of
-`generate`, and for translators BLEU, against references or else against what `generate` writes. What cannot be run says
-why.
+computes. Then all write after the first lines of FILE, greedily, a row at a time, taking turns, A B A B: a language
+model goes on from the first tokens of each line, a translator translates it. The folder receives `engines.json`: tokens
+a second, seconds to the first token, memory of the process, size on disk, in how many rows the tokens are those of
+`generate`, and for translators BLEU, against references or else against what `generate` writes. What cannot be run
+says why.
 """
 
 import argparse
 import json
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from importlib.metadata import version
@@ -36,6 +37,7 @@ from .preparation import environment_of_this
 from .report import number
 
 RECORD = "engines.json"
+PAUSE = 0.2  # seconds, in which the threads of the engine before fall asleep
 HEAD = ["", "tokens/s", "times `generate`", "first token, ms", "memory, MB", "disk, MB", "rows equal", "BLEU"]
 
 
@@ -71,7 +73,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks engines", description=__doc__, allow_abbrev=False)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
-    add("model", type=Path, metavar="MODEL", help="folder of a language model or translator of ours, with its tokenizer")
+    add(
+        "model", type=Path, metavar="MODEL", help="folder of a language model or translator of ours, with its tokenizer"
+    )
     add("--texts", type=Path, required=True, help="a text file, of which each line is one")
     add("--references", type=Path, help="translations of these, line by line")
     add("--rows", type=int, default=8, help="lines of it (%(default)s)")
@@ -128,7 +132,7 @@ def measured(
             try:
                 files = written(contender, arguments.model, place / f"{index}-{contender.precision}{contender.suffix}")
                 row |= {"version": version(contender.package), "disk_bytes": size(files)}
-                running[index] = Running(index, files, settings)
+                running[index] = Running(contender, files, settings)
                 stack.callback(running[index].end)
                 answer = running[index].ask(prompts, arguments.new_tokens)  # which compiles, and is not timed
                 row["ready_seconds"] = running[index].open_seconds + answer["seconds"][0]
@@ -139,6 +143,7 @@ def measured(
         rounds: dict[int, list[dict[str, float]]] = {index: [] for index in running}
         for _ in range(arguments.rounds):
             for index, engine in running.items():
+                time.sleep(PAUSE)
                 first, whole = engine.ask(prompts, 1), engine.ask(prompts, arguments.new_tokens)
                 tokens = sum(max(len(until_end(each, settings)), 1) for each in whole["written"])
                 rounds[index].append(
@@ -153,7 +158,9 @@ def measured(
         rows[index] |= {name: quartiles([turn[name] for turn in turns]) for name in turns[0] if name != "bytes"}
         rows[index]["memory_bytes"] = max(turn["bytes"] for turn in turns)
         pairs = zip(turns, rounds[0], strict=True)
-        rows[index]["speed"] = quartiles([ours["tokens_per_second"] / base["tokens_per_second"] for ours, base in pairs])
+        rows[index]["speed"] = quartiles(
+            [ours["tokens_per_second"] / base["tokens_per_second"] for ours, base in pairs]
+        )
     return rows
 
 
@@ -222,4 +229,3 @@ def cells(row: dict[str, Any]) -> list[str]:
         f"{row['equal']} of {row['texts']}",
         number(row.get("bleu"), 1, ".1f"),
     ]
-

@@ -203,11 +203,13 @@ def write_gguf(source: Path, place: Path) -> None:
 def write_gguf_int8(source: Path, place: Path) -> None:
     import llama_cpp
 
+    _silent = llama_cpp.llama_log_callback(lambda *said: None)
     with tempfile.TemporaryDirectory(dir=place.parent) as folder:
         whole = Path(folder, "whole.gguf")
         write_gguf(source, whole)
         how = llama_cpp.llama_model_quantize_default_params()
         how.ftype = llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0
+        llama_cpp.llama_log_set(_silent, None)
         if llama_cpp.llama_model_quantize(str(whole).encode(), str(place).encode(), how):
             raise ValueError("llama.cpp cannot quantise the file")
 
@@ -246,12 +248,12 @@ CONTENDERS = [
 # --- A process that is measured -------------------------------------------------------------------------------------
 
 
-def serve(index: int, place: Path, settings: Settings) -> None:
+def serve(opener: Callable[[Settings, Path], Writer], place: Path, settings: Settings) -> None:
     """Answer, a line of JSON for a line of JSON, until there are no more."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print
     before = time.perf_counter()
-    write = CONTENDERS[index].open(settings, place)
+    write = opener(settings, place)
     print(json.dumps({"open_seconds": time.perf_counter() - before}), file=answers, flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
@@ -273,12 +275,17 @@ def resident_bytes() -> int:
 class Running:
     """A contender in its process."""
 
-    def __init__(self, index: int, place: Path, settings: Settings):
+    def __init__(self, contender: Contender, place: Path, settings: Settings):
         command = [sys.executable, "-c", "from benchmarks.engines import worker; worker()"]
-        words = [str(index), str(place), json.dumps(vars(settings))]
+        words = [contender.open.__name__, str(place), json.dumps(vars(settings))]
         environment = os.environ | {"OMP_NUM_THREADS": str(settings.threads), "TOKENIZERS_PARALLELISM": "false"}
-        self.errors = tempfile.TemporaryFile("w+")
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.errors, "text": True}
+        self.errors: Any = tempfile.TemporaryFile("w+")  # noqa: SIM115 (open as long as the process)
+        pipes: dict[str, Any] = {
+            "stdin": subprocess.PIPE,
+            "stdout": subprocess.PIPE,
+            "stderr": self.errors,
+            "text": True,
+        }
         self.process: Any = subprocess.Popen([*command, *words], env=environment, **pipes)
         self.open_seconds = self.answer()["open_seconds"]
 
@@ -303,5 +310,5 @@ class Running:
 
 def worker() -> None:
     """The process of a contender, by its command line."""
-    index, place, settings = sys.argv[1:]
-    serve(int(index), Path(place), Settings(**json.loads(settings)))
+    name, place, settings = sys.argv[1:]
+    serve(globals()[name], Path(place), Settings(**json.loads(settings)))

@@ -12,7 +12,8 @@ What stands between `<!-- seeds: CARD SCORE -->` and `<!-- end -->` is the test'
 deviation over its seeds: its `metrics.jsonl` and those of other seeds beside it, `seed-2.jsonl` and so on. A table
 between `<!-- cards: CARD.SCORE ... -->` and `<!-- end -->` has such a score of each card, and what a run of it took.
 Between `<!-- scale: measured NAME -->` or `<!-- scale: gpus NAME -->` and `<!-- end -->` are the tables of
-docs/SCALE.md.
+docs/SCALE.md. A table between `<!-- engines: NAME ... -->` and `<!-- end -->` has the engines that ran a model, one
+between `<!-- texts: NAME ... -->` and `<!-- end -->` a row for each text, of these folders of records.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from hf_scratch_transformer import hub
 from hf_scratch_transformer.files import write_text
 from training import metrics
 
-from . import scale
+from . import deployment, scale, texts
 from .gpu import read_record
 from .report import number
 from .steps import STEPS
@@ -38,6 +39,8 @@ RECORDS = "benchmarks/records"
 TABLE = re.compile(r"(<!-- records: ([\w ]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 CARDS = re.compile(r"(<!-- cards: ([\w. ]+) -->\n)(?:.*?)(<!-- end -->)", re.DOTALL)
 SEEDS = re.compile(r"(<!-- seeds: (\w+) (\w+) -->)(?:.*?)(<!-- end -->)", re.DOTALL)
+ENGINES = re.compile(r"(<!-- engines: ([\w ]+) -->\n)(?:.*?)(<!-- end -->)", re.DOTALL)
+TEXTS = re.compile(r"(<!-- texts: ([\w ]+) -->\n)(?:.*?)(<!-- end -->)", re.DOTALL)
 SCALE = re.compile(r"(<!-- scale: (measured|gpus) (\w+) -->\n)(?:.*?)(<!-- end -->)", re.DOTALL)
 # Kind and family -> a peer that has a row of its own: the best encoder is not the one that most people take.
 ALSO = {("train", "encoder"): "distilbert"}
@@ -92,7 +95,25 @@ def filled(text: str, root: Path) -> str:
         head = [f"on {machine(record)}", "", "measured", "by formula", "ratio"]
         return match[1] + markdown(head, scale.beside(record)) + match[4]
 
+    def deployed(match: re.Match[str]) -> str:
+        found = [(name, read(root, f"{name}/{deployment.RECORD}")) for name in match[2].split()]
+        rows = [
+            [
+                f"[{record['model']['name']}, {record['model']['parameters']:,}]({RECORDS}/{name}/{deployment.RECORD})",
+                *row,
+            ]
+            for name, record in found
+            for row in map(deployment.cells, record["results"])
+        ]
+        return match[1] + markdown(["model, parameters", "engine", *deployment.HEAD[1:]], rows) + match[3]
+
+    def proposed(match: re.Match[str]) -> str:
+        rows = [texts.cells(read(root, f"{name}/{texts.RECORD}"), f"{RECORDS}/{name}") for name in match[2].split()]
+        return match[1] + markdown(texts.HEAD, rows) + match[3]
+
     text = SCALE.sub(spread, text)
+    text = ENGINES.sub(deployed, text)
+    text = TEXTS.sub(proposed, text)
     text = CARDS.sub(trained, text)
     text = SEEDS.sub(lambda match: match[1] + over_seeds(root / "model_cards" / match[2], match[3]) + match[4], text)
     return TABLE.sub(table, text)

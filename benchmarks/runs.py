@@ -101,9 +101,12 @@ class TrainerRun(Contender):
     same size, set up as its example scripts do: batches of a fixed number of rows, padded to their longest. The number
     is chosen so that a batch holds as many non-padding tokens as ours."""
 
-    def __init__(self, name: str, native: str, recipe_run: RecipeRun, by_line: bool = False) -> None:
+    def __init__(
+        self, name: str, native: str, recipe_run: RecipeRun, by_line: bool = False, **arguments: Any
+    ) -> None:  # of Trainer
         self.name, self.batches = name, (None,)
         self.native, self.ours, self.by_line = NATIVES[native], recipe_run, by_line
+        self.arguments = {"learning_rate": 1e-4, **arguments}
         self.timer = LoopTimer()
 
     def build(self) -> None:
@@ -153,7 +156,6 @@ class TrainerRun(Contender):
             max_steps=self.ours.steps,
             per_device_train_batch_size=shape.batch,
             gradient_accumulation_steps=spec.accumulation,
-            learning_rate=1e-4,
             label_smoothing_factor=spec.label_smoothing,
             max_grad_norm=spec.clip_norm,
             bf16=self.ours.bf16,
@@ -163,6 +165,7 @@ class TrainerRun(Contender):
             report_to=[],
             disable_tqdm=True,
             seed=recipe.seed,
+            **self.arguments,
         )
         self.trainer = Seq2SeqTrainer(self.model, arguments, self.collate, rows)
         self.trainer.remove_callback(PrinterCallback)
