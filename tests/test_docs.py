@@ -62,7 +62,9 @@ def headings(document: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "docs/READING.md", "docs/RECIPES.md"])
+@pytest.mark.parametrize(
+    "document", [path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"))]
+)
 def test_links_lead_somewhere(document):
     path = ROOT / document
     for link in re.findall(r"\]\(([^)]+)\)", without_code_blocks(path)):

@@ -4,10 +4,7 @@ import argparse
 import functools
 import itertools
 import json
-import runpy
 import shutil
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -565,26 +562,3 @@ def test_a_picture_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="disk full"):
         pictures.save(figure, path)
     assert path.read_bytes() == before and [file.name for file in tmp_path.iterdir()] == ["picture.png"]
-
-
-# The examples
-
-
-@pytest.mark.parametrize(
-    ("example", "name"),
-    [
-        pytest.param(family, name, marks=[pytest.mark.slow] * (name != family))
-        for family, other in zip(tiny.FAMILIES, ("bert", "gpt2", "marian"), strict=True)
-        for name in (family, other)
-    ],
-)
-def test_the_examples_run(example, name, folders, tmp_path, monkeypatch, capsys):
-    path = Path(__file__).parents[1] / "examples" / f"{example}.py"
-    monkeypatch.setattr(sys, "argv", [str(path), str(folders[name])])
-    monkeypatch.chdir(tmp_path)
-    runpy.run_path(str(path), run_name="__main__")
-    assert f"{make(name)[0].num_parameters():,} parameters" in capsys.readouterr().out
-    pictures_made = sorted(tmp_path.iterdir())
-    assert len(pictures_made) == 2 and all(np.ptp(imread(picture)[..., :3]) > 0.5 for picture in pictures_made)
-    cells = path.read_text(encoding="utf-8").split("# %% ")
-    assert len(cells) > 5

@@ -117,17 +117,18 @@ class Report:
 
     @property
     def tokens(self) -> int:
-        """That operations a token are counted by: of the target, for an encoder-decoder."""
+        """Those that operations a token are counted by, which for an encoder-decoder are the target's."""
         return self.batch * self.length
 
     @property
     def matrices(self) -> int:
-        """The matrices (and feed-forward biases) that the articles count, heads apart: 501 in the base model."""
+        """How many matrices (and feed-forward biases) the articles count, heads apart; 501 in the base model."""
         return sum(part.times * part.matrices for part in self.parts if part.in_article)
 
     @property
     def article_parameters(self) -> tuple[int, int]:
-        """By the articles' formulas: in the layers; in token tables and head, with what is tied counted once."""
+        """By the articles' formulas, those in the layers, and those in token tables and head, where what is tied counts
+        once."""
         counted = [part for part in self.parts if part.in_article]
         in_layers = sum(part.total for part in counted if "*" in part.path)
         return in_layers, sum(part.total for part in counted) - in_layers
