@@ -102,7 +102,7 @@ architectures: $(READY)  ## write docs/ARCHITECTURES.md again, from the tables o
 	$(BIN)/python -m docs.write_architectures
 
 docs: .cache/docs-packages  ## the documentation as pages, into .cache/docs; runs the tutorials, which takes minutes
-	PYTHONPATH=$< $(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --conf-dir docs . .cache/docs
+	HF_HUB_OFFLINE=1 PYTHONPATH=$< $(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --conf-dir docs . .cache/docs
 	@echo "open .cache/docs/index.html"
 
 conformance: $(READY)  ## transformers' own model tests, on our families and on native ones beside them

@@ -15,12 +15,14 @@ from typing import Any
 from matplotlib.figure import Figure
 from sphinx.application import Sphinx
 from sphinx_gallery.scrapers import figure_rst
+from transformers.utils import logging
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
-os.environ["HF_HUB_OFFLINE"] = "1"
 
 import hf_scratch_transformer  # noqa: E402
+
+logging.disable_progress_bar()  # which would be printed on the pages
 
 project = "hf_scratch_transformer"
 release = hf_scratch_transformer.__version__
@@ -109,6 +111,7 @@ sphinx_gallery_conf = {
     "filename_pattern": r"\.py$",
     "image_scrapers": "docs.conf.figures",  # by name: what can be written down is not built again in vain
     "within_subsection_order": "docs.conf.lesson",
+    "capture_repr": (),
     "abort_on_example_error": True,
     "download_all_examples": False,
     "show_signature": False,

@@ -115,8 +115,6 @@ rows = [tokenizer(text) for text in texts]
 trainer = Trainer(model, arguments, train_dataset=rows, data_collator=DataCollatorForLanguageModeling(tokenizer))
 print(f"knowing nothing: {torch.tensor(len(tokenizer)).log():.2f}")
 trainer.train()
-losses = [{"event": "train", **entry} for entry in trainer.state.log_history if "loss" in entry]
-print(*(f"step {entry['step']}: {float(entry['loss']):.2f}" for entry in losses), sep="\n")
 
 # %%
 # Filling a gap
