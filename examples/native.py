@@ -29,7 +29,7 @@ from hf_scratch_transformer.surgery import select_layers
 from hf_scratch_transformer.tokenization import config_fields, train_tokenizer
 
 # sphinx_gallery_thumbnail_number = 2
-folder = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp())
+folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(tempfile.mkdtemp(), "native")
 folder.mkdir(parents=True, exist_ok=True)
 steps = int(sys.argv[2]) if len(sys.argv) > 2 else 300
 set_seed(1)
@@ -109,7 +109,8 @@ pictures.save(figure, folder / "after.png")
 # %%
 # Training on
 # -----------
-# The changed model has lost a part of what it knew, and a little training brings most of that back.
+# The changed model has lost a part of what it knew, and a little training brings that back. (It has then
+# seen more sentences than the first, too.)
 fit(windowed, max(1, steps // 3))
 print(f"loss {loss_of(windowed):.3f}")
 
