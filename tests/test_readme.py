@@ -87,6 +87,9 @@ ROWS = {
     """scratch-transformer evaluate runs/notes/model --data notes.txt --data.splits '{"test": ["text[95%:]"]}'""": Row(
         prints=r"loss"
     ),
+    "python -m benchmarks text causal_lm --data FOLDER --minutes 2": Row(
+        "takes minutes; tests/benchmarks/test_texts.py runs it on a few lines"
+    ),
     "accelerate launch -m training training/recipes/multi30k_en_de.yaml": Row("its corpus comes from the Hub"),
     "accelerate launch -m training training/recipes/multi30k_en_de.yaml --data.path FOLDER": Row(
         means=CAPTIONS, adds=f"{SMALL} --data.batch_tokens 256", leaves=model_in("runs/multi30k_en_de/model")
@@ -96,6 +99,10 @@ ROWS = {
     "python -m training evaluate MODEL --data FILE": Row(
         means={"MODEL": "runs/shakespeare_char_cpu/model", "FILE": "corpus.txt"}, prints=r"loss"
     ),
+    "python -m training evaluate MODEL --senses FOLDER": Row(
+        means={"MODEL": "runs/shakespeare_char_cpu/model", **SENSES}, prints=r"macro_f1"
+    ),
+    "python -m training evaluate MODEL --task arc_easy": Row("needs lm_eval and a corpus of the Hub; make test-tools"),
     "accelerate launch --multi_gpu --num_processes 8 -m training RECIPE.yaml": Row(GPUS),
     "accelerate launch --use_fsdp --fsdp_version 2 --num_processes 8 -m training RECIPE.yaml": Row(GPUS),
     "accelerate launch --use_fsdp --fsdp_version 2 --use_parallelism_config --parallelism_config_tp_size 8 "
@@ -121,16 +128,20 @@ ROWS = {
     "make gpu-prepare DATA=FOLDER": Row("downloads packages, and packs the corpora of every recipe for a GPU"),
     'make gpu GPU="tests train-decoder --left 9.5"': Row(A_GPU),
     "make gpu": Row(A_GPU),
+    "python -m benchmarks engines MODEL --texts FILE --references FILE": Row(ENGINE),
+    "model.generate(**inputs, max_new_tokens=20, custom_generate=decode)": Row(),
     "python -m benchmarks report": Row(keeps=("README.md", "docs/SCALE.md")),
     "scratch-transformer convert distilbert/distilbert-base-uncased my-encoder": Row(
         prints=r"DistilBertForMaskedLM as ScratchEncoderForMaskedLM", leaves=model_in("my-encoder")
     ),
-    "scratch-transformer convert my-decoder my-llama --to llama": Row(
+    "scratch-transformer export my-decoder my-llama --to llama": Row(
         prints=r"ScratchDecoderForCausalLM as LlamaForCausalLM", leaves=model_in("my-llama")
     ),
-    "scratch-transformer convert my-translator my-engine --to ctranslate2": Row(ENGINE),
-    "scratch-transformer convert my-decoder my-decoder.gguf --to gguf": Row(leaves=("my-decoder.gguf",)),
-    "scratch-transformer convert my-model my-onnx --to onnx": Row(ENGINE),
+    "scratch-transformer export my-decoder --to gguf": Row(leaves=("my-decoder.gguf",)),
+    "scratch-transformer export my-translator --to ctranslate2": Row(ENGINE),
+    "scratch-transformer export my-model --to onnx": Row(ENGINE),
+    "scratch-transformer export my-model --to executorch": Row(ENGINE),
+    "scratch-transformer push my-model NAME/REPO": Row("uploads; tests/test_hub.py does, to a server of its own"),
     "scratch-transformer layers my-llama my-small --keep 0 2 4 6": Row(leaves=model_in("my-small")),
     "scratch-transformer average run/a run/b run/c --output my-mean": Row(leaves=model_in("my-mean")),
     "scratch-transformer vocabulary my-small my-tokenizer my-fitted": Row(leaves=model_in("my-fitted")),

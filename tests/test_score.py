@@ -13,10 +13,11 @@ from transformers import (
     GPT2LMHeadModel,
 )
 
+from hf_scratch_transformer import ScratchEncoderModel, cli
 from hf_scratch_transformer.tokenization import config_fields, train_tokenizer
-from tests import tiny_runs
+from tests import tiny, tiny_runs
 from tests.test_run import contents
-from training import metrics
+from training import metrics, score
 from training.__main__ import main
 
 SIZES = {"d_model": 16, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "encoder_layers": 1, "decoder_layers": 1}
@@ -114,3 +115,36 @@ def test_what_cannot_be_measured_is_one_line_with_code_2(native, tmp_path, capsy
     ]:
         assert main(["evaluate", *words]) == 2
         assert expected in capsys.readouterr().err
+
+
+def test_senses_are_measured_as_their_own_command_does(tmp_path, capsys):
+    tokenizer = train_tokenizer([*tiny_runs.NUMBERS], family="encoder", vocab_size=300)
+    model = tiny.model(ScratchEncoderModel, **config_fields(tokenizer, "encoder"))
+    model.save_pretrained(tmp_path / "model"), tokenizer.save_pretrained(tmp_path / "model")
+    rows = [f"bank\t{split}\t{sense}\t\tthe {sense} bank" for split in ("train", "test") for sense in ("one", "two")]
+    data = tmp_path / "senses.tsv"
+    data.write_text("\n".join(["word\tsplit\tsense\tposition\tsentence", *rows]))
+    assert main(["evaluate", str(tmp_path / "model"), "--senses", str(data)]) == 0
+    printed = capsys.readouterr().out
+    assert cli.main(["senses", str(tmp_path / "model"), str(data)]) == 0
+    assert printed == capsys.readouterr().out and "test macro_f1: 100 (95%: 100 to 100)" in printed
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--senses"], "--senses: expected one argument"),
+        (["--senses", "none.tsv"], "none.tsv"),
+        (["--senses", "none.tsv", "--layers", "2"], "unrecognized arguments: --layers"),
+        (["--task"], "--task: expected at least one argument"),
+        (["--task", "arc_easy"], "--task needs lm_eval: pip install 'lm_eval[hf]'"),
+        (["--task", "arc_easy", "--data", "x"], "unrecognized arguments: --data x"),
+    ],
+    ids=" ".join,
+)
+def test_senses_and_tasks_that_cannot_be_measured(words, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(score.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.chdir(tmp_path)
+    assert main(["evaluate", "model", *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1

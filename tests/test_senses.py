@@ -194,6 +194,9 @@ def test_the_command(model, tokenizer, tmp_path: Path, capsys: pytest.CaptureFix
     assert printed["words"]["bank"] == vars(expected)
     assert printed["mean"]["macro_f1"] == expected.macro_f1
     assert f"{expected.macro_f1:.1f}" in run(str(data), "--last-layers", "2")
+    low, high = printed["macro_f1_interval"]
+    assert low <= expected.macro_f1 <= high
+    assert f"macro_f1: {expected.macro_f1:.4g} (95%: {low:.4g} to {high:.4g})" in run(str(data), "--last-layers", "2")
     bare = senses.score(model, tokenizer, examples(), special_tokens=False)
     assert json.loads(run(str(data), "--no-special-tokens", "--json"))["words"]["bank"] == vars(bare)
     with pytest.raises(ValueError, match="--last-layers 0"):
@@ -257,3 +260,14 @@ def test_code_of_a_repository_is_run_where_that_is_asked_for_and_never_asked_abo
     assert "trust_remote_code=True" in command(tmp_path / "model")
     assert cli.main(["senses", str(tmp_path / "model"), str(tmp_path / "a.tsv"), "--json", "--trust-remote-code"]) == 0
     assert json.loads(capsys.readouterr().out)["words"]["bank"]["test"] == 6
+
+
+def test_the_interval_is_that_of_the_sentences() -> None:
+    """Of a word of which half of very many sentences are told right; of one that is always right; and of both."""
+    half = ["a", "b"] * 200, ["a", "a", "b", "b"] * 100
+    right = ["a", "b"] * 3, ["a", "b"] * 3
+    low, high = senses.interval([half])
+    assert 50 - low == pytest.approx(100 * 1.96 * 0.5 / 20, rel=0.1) and high - 50 == pytest.approx(50 - low, rel=0.15)
+    assert senses.interval([right]) == [100, 100]
+    both = senses.interval([half, right])
+    assert both == pytest.approx([(100 + low) / 2, (100 + high) / 2], abs=0.5)

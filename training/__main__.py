@@ -1,7 +1,7 @@
 """Train a model from a recipe, measure it, and leave a folder that is a complete Hub repository.
 
     accelerate launch -m training RECIPE.yaml [--key value ...]
-    python -m training evaluate MODEL --data PATH [--key value ...]
+    python -m training evaluate MODEL --data PATH [--key value ...] | --senses PATH | --task NAME
     python -m training prepare RECIPE.yaml [--key value ...]
     python -m training plan RECIPE.yaml [--minutes M [--fit]] [--gpus 8xH100] [--key value ...]
     python -m training new OBJECTIVE --data PATH [--minutes M] [--columns SOURCE TARGET] [--output RECIPE.yaml]

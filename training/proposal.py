@@ -51,6 +51,9 @@ UPDATES = {
 }
 BATCH, SMALLEST_BATCH, LARGEST_BATCH = 1024, 512, 8192  # tokens: the first that is tried, and those that may be taken
 EVALUATIONS, EVALUATING = 5, 0.2  # fewer, where that many took a larger share of the time
+# Parameters of the table of tokens, of which a language model makes most, by those outside of it (Tao et al. 2024, from
+# the table of the models that they predict for): more of it costs more than it tells.
+TABLE, TABLE_POWER = 1.64, 0.83
 VOCABULARIES = (500, 1000, 2000, 4000, 8000, 16000, 32000)
 FEW_SIGNS, LONG_WORD = 64, 20  # of text that has no words, as DNA has none
 SWAPPED = "swapped, it translates the other way"
@@ -165,7 +168,7 @@ def _choices(
         length = 64 if is_masked and found.words < 40 * found.rows else 128 if is_masked else 256
         yield Choice("data.window", length, f"tokens; a row has {found.words / found.rows:,.0f} words on average")
     yield Choice("data.batch_tokens", batch, f"so that there are some {STEPS:,} steps, if time and text allow")
-    yield from _tokens(found)
+    yield from _tokens(found, math.inf if is_translation else _table(MODELS[objective] | sizes) / sizes["hidden_size"])
     model = MODELS[objective] | BRICKS | sizes | {"max_position_embeddings": length}
     for name, value in model.items():
         why = f"as large as time and text allow: {TOKENS_A_PARAMETER} tokens a parameter, or what there are"
@@ -190,16 +193,23 @@ def _choices(
     yield Choice("checkpoints.every_steps", max(1, steps // evaluations))
 
 
-def _tokens(found: Survey) -> Iterator[Choice]:
+def _table(sizes: dict[str, Any]) -> float:
+    """Parameters that the table of tokens of a language model should have."""
+    block = 4 * sizes["hidden_size"] ** 2 + 3 * sizes["hidden_size"] * sizes["intermediate_size"]
+    return float(TABLE * (sizes["num_hidden_layers"] * block) ** TABLE_POWER)
+
+
+def _tokens(found: Survey, most: float) -> Iterator[Choice]:
     usual = sum(count >= 1e-5 * found.size for count in found.signs.values())
     if usual <= FEW_SIGNS and found.size > LONG_WORD * found.words:
         yield Choice(
             "tokenizer.algorithm", "char", f"no words: {usual} signs, {found.size / found.words:,.0f} in a row"
         )
         return
-    wanted = found.size / LETTERS / EXAMPLES
-    size = next((size for size in reversed(VOCABULARIES) if size <= wanted), VOCABULARIES[0])
-    yield Choice("tokenizer.vocab_size", size, f"so that a token is seen {EXAMPLES} times in {found.size:,} characters")
+    seen = found.size / LETTERS / EXAMPLES
+    size = next((size for size in reversed(VOCABULARIES) if size <= min(seen, most)), VOCABULARIES[0])
+    why = f"so that a token is seen {EXAMPLES} times in {found.size:,} characters"
+    yield Choice("tokenizer.vocab_size", size, why if seen <= most else "of which a model of this size makes most")
 
 
 def rendered(head: Sequence[str], choices: Sequence[Choice]) -> str:

@@ -1,11 +1,14 @@
-"""A finished model, ours or a native one, measured on any text or pairs; nothing is written."""
+"""A finished model, ours or a native one, measured on any text or pairs, on the senses of words, or on a task of
+EleutherAI's harness; nothing is written."""
 
+import argparse
+import importlib.util
 import json
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers.utils import GENERATION_CONFIG_NAME
@@ -13,6 +16,7 @@ from transformers.utils import GENERATION_CONFIG_NAME
 from hf_scratch_transformer import ScratchConfig
 from hf_scratch_transformer.embedding import check_ids
 from hf_scratch_transformer.files import reading
+from hf_scratch_transformer.insight import senses
 from hf_scratch_transformer.insight.plot import open_model
 from hf_scratch_transformer.insight.presets import read_config
 from hf_scratch_transformer.onednn import onednn_products
@@ -24,7 +28,10 @@ from .recipe import Data, Recipe, resolved
 from .run import Session, open_accelerator
 from .sections import RecipeError, override
 
-USAGE = f"usage: python -m {__package__} evaluate MODEL --data PATH [--key value ...]"
+USAGE = (
+    f"usage: python -m {__package__} evaluate MODEL --data PATH [--key value ...], or --senses PATH, "
+    "or --task NAME [--include_path FOLDER] [--limit N]"
+)
 KEYS = ("objective", "data", "evaluation", "optimisation", "seed")  # of a recipe, that are heeded
 
 
@@ -36,6 +43,10 @@ def score(words: Sequence[str]) -> None:
     if not words or words[0].startswith("-"):
         raise RecipeError(USAGE)
     source = words[0]
+    named = {word.partition("=")[0] for word in words}
+    for name, measure in OTHERS.items():
+        if name in named:
+            return measure(words)
     try:
         recipe = _recipe(source, read_config(source), words[1:])
         model = open_model(source, OBJECTIVES[recipe.objective].auto_model, attention=None, dtype="float32")
@@ -62,6 +73,64 @@ def score(words: Sequence[str]) -> None:
         values, _ = evaluation.measure(session, model.to(accelerator.device), split)
     if accelerator.is_main_process:
         summarise(values)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise RecipeError(f"evaluate: {message}; {USAGE}")
+
+
+def _senses(words: Sequence[str]) -> None:
+    """As `scratch-transformer senses`, with its other words."""
+    parser = _Parser(allow_abbrev=False, add_help=False)
+    parser.add_argument("model")
+    parser.add_argument("--senses", required=True)
+    asked, others = parser.parse_known_args(words)
+    commands = _Parser(allow_abbrev=False, add_help=False)
+    senses.add_commands(commands.add_subparsers(parser_class=_Parser))
+    try:
+        senses.run(commands.parse_args(["senses", asked.model, asked.senses, *others]))
+    except ValueError as error:
+        raise RecipeError(str(error)) from error
+
+
+def _task(words: Sequence[str]) -> None:
+    """By lm-evaluation-harness: its own tasks, or those of the YAML files in a folder."""
+    parser = _Parser(allow_abbrev=False, add_help=False)
+    parser.add_argument("model")
+    parser.add_argument("--task", nargs="+", required=True)
+    parser.add_argument("--include_path")
+    parser.add_argument("--limit", type=int)
+    asked = parser.parse_args(words)
+    if importlib.util.find_spec("lm_eval") is None:
+        raise RecipeError("--task needs lm_eval: pip install 'lm_eval[hf]'")
+    import lm_eval
+    from lm_eval.tasks import TaskManager
+
+    try:
+        config = read_config(asked.model)
+    except ValueError as error:
+        raise RecipeError(str(error)) from error
+    manager = TaskManager(include_path=asked.include_path, include_defaults=asked.include_path is None)
+    if unknown := [name for name in asked.task if name not in manager.all_tasks]:
+        raise RecipeError(f"--task: there is no {', '.join(unknown)} in {asked.include_path or 'lm_eval'}")
+    model = {"pretrained": asked.model, "backend": "seq2seq" if config.is_encoder_decoder else "causal"}
+    found = lm_eval.simple_evaluate("hf", model, tasks=asked.task, task_manager=manager, limit=asked.limit)
+    results: dict[str, Any] = {}
+    for task, values in found["results"].items():
+        for key, value in values.items():
+            name, _, rest = key.partition(",")
+            if not isinstance(value, float) or name.endswith("_stderr"):
+                continue
+            results[f"{task} {name}"] = value
+            error = values.get(f"{name}_stderr,{rest}")
+            if isinstance(error, float):
+                results[f"{task} {name}_interval"] = [value - DEVIATIONS * error, value + DEVIATIONS * error]
+    summarise(results)
+
+
+OTHERS = {"--senses": _senses, "--task": _task}
+DEVIATIONS = 1.96  # of the standard error, either way, in which 95% of a normal distribution lie
 
 
 def _recipe(source: str, config: PreTrainedConfig, words: Sequence[str]) -> Recipe:

@@ -10,6 +10,7 @@ is the sum of the last four.
 import argparse
 import csv
 import json
+import random
 import statistics
 from collections import Counter
 from collections.abc import Sequence
@@ -29,6 +30,7 @@ from ..embedding import BATCH_TOKENS, batches_by_length, check_ids, longest_inpu
 from .plot import open_model, open_tokenizer
 
 LAST_LAYERS = 1
+RESAMPLED = 1000  # times, for an interval
 FIGURES = ("accuracy", "macro_f1", "most_frequent")
 COLUMNS = ("word", "split", "sense", "position", "sentence")
 
@@ -200,22 +202,34 @@ def score(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: 
     Args:
         options: as `contextual_vectors`.
     """
+    return scored(examples, answers(model, tokenizer, examples, **options))
+
+
+def answers(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: Examples, **options: Any
+) -> list[str]:
+    """The sense whose vector is nearest to that of each test sentence."""
     if not examples.train or not examples.test:
         raise ValueError(f"{len(examples.train)} training and {len(examples.test)} test sentences: both are needed")
     train, test = (
         contextual_vectors(model, tokenizer, [occurrence for occurrence, _ in part], **options)
         for part in (examples.train, examples.test)
     )
-    answers, gold = [sense for _, sense in examples.train], [sense for _, sense in examples.test]
-    senses = sorted(set(answers))
-    means = torch.stack([train[[answer == sense for answer in answers]].mean(0) for sense in senses])
+    known = [sense for _, sense in examples.train]
+    senses = sorted(set(known))
+    means = torch.stack([train[[each == sense for each in known]].mean(0) for sense in senses])
     nearest = torch.cosine_similarity(test[:, None], means[None], dim=-1).argmax(-1)
-    predicted = [senses[index] for index in nearest.tolist()]
-    frequent = Counter(answers).most_common(1)[0][0]
+    return [senses[index] for index in nearest.tolist()]
+
+
+def scored(examples: Examples, predicted: Sequence[str]) -> Score:
+    """These answers to the test sentences, beside the right ones."""
+    known, gold = ([sense for _, sense in part] for part in (examples.train, examples.test))
+    frequent = Counter(known).most_common(1)[0][0]
     return Score(
-        senses=len(senses),
-        train=len(train),
-        test=len(test),
+        senses=len(set(known)),
+        train=len(known),
+        test=len(gold),
         accuracy=100 * sum(map(str.__eq__, predicted, gold)) / len(gold),
         macro_f1=100 * macro_f1(predicted, gold),
         most_frequent=100 * gold.count(frequent) / len(gold),
@@ -228,6 +242,17 @@ def macro_f1(predicted: Sequence[str], gold: Sequence[str]) -> float:
     right = Counter(one for one, other in zip(predicted, gold, strict=True) if one == other)
     classes = guessed.keys() | wanted.keys()
     return sum(2 * right[name] / (guessed[name] + wanted[name]) for name in classes) / len(classes)
+
+
+def interval(told: Sequence[tuple[Sequence[str], Sequence[str]]]) -> list[float]:
+    """Where the mean macro-F1 of words, in percent, would lie in 95 of 100 cases if other test sentences had been drawn:
+    the bootstrap (Efron 1979) of the sentences of each, of which what was predicted and what is right is given."""
+    draw, means = random.Random(0), []
+    for _ in range(RESAMPLED):
+        again = [draw.choices(list(zip(*pair, strict=True)), k=len(pair[0])) for pair in told]
+        means.append(statistics.mean(100 * macro_f1(*zip(*pairs, strict=True)) for pairs in again))
+    cuts = statistics.quantiles(means, n=40, method="inclusive")
+    return [cuts[0], cuts[-1]]
 
 
 def add_commands(subparsers: Any) -> None:
@@ -264,15 +289,19 @@ def run(arguments: argparse.Namespace) -> None:
     tokenizer = open_tokenizer(arguments.model, **trust)
     model = open_model(arguments.model, AutoModel, attention=None, **trust).to(device)
     options = {"last_layers": arguments.last_layers, "special_tokens": not arguments.no_special_tokens}
-    scores = {}
+    scores, told = {}, []
     for word, examples in tqdm(words.items(), unit="word", disable=arguments.json):
         try:
-            scores[word] = score(model, tokenizer, examples, **options)
+            predicted = answers(model, tokenizer, examples, **options)
         except ValueError as error:
             raise ValueError(f"{arguments.data}, {word}: {error}") from error
+        scores[word] = scored(examples, predicted)
+        told.append((predicted, [sense for _, sense in examples.test]))
+    low, high = interval(told)
     mean = {name: statistics.mean(getattr(one, name) for one in scores.values()) for name in FIGURES}
     if arguments.json:
-        print(json.dumps({"words": {word: asdict(one) for word, one in scores.items()}, "mean": mean}, indent=1))
+        whole = {"words": {word: asdict(one) for word, one in scores.items()}, "mean": mean}
+        print(json.dumps(whole | {"macro_f1_interval": [low, high]}, indent=1))
         return
     table = Table("word", *(Column(name.replace("_", " "), justify="right") for name in Score.__annotations__))
     for word, one in scores.items():
@@ -281,3 +310,4 @@ def run(arguments: argparse.Namespace) -> None:
     table.add_section()
     table.add_row("mean", "", "", "", *(f"{value:.1f}" for value in mean.values()))
     Console().print(table)
+    print(f"test macro_f1: {mean['macro_f1']:.4g} (95%: {low:.4g} to {high:.4g})")

@@ -71,6 +71,12 @@ def language_model(sentences, tmp_path_factory) -> Trained:
     return trained(ScratchDecoderForCausalLM, sentences, tmp_path_factory.mktemp("decoder"), **shape)
 
 
+@pytest.fixture(scope="module")
+def with_norms(sentences, tmp_path_factory) -> Trained:
+    shape = LIKE_LLAMA | {"max_position_embeddings": 64, "use_qk_norm": True, "head_dim": 16}
+    return trained(ScratchDecoderForCausalLM, sentences, tmp_path_factory.mktemp("norms"), **shape)
+
+
 def until_end(row: Tensor, model: PreTrainedModel) -> list[int]:
     ids = row.tolist()
     return ids[: ids.index(model.config.eos_token_id)] if model.config.eos_token_id in ids else ids
@@ -111,6 +117,17 @@ def test_language_model(export, beams, language_model, sentences, tmp_path):
         ctranslate2.converters.TransformersConverter(str(tmp_path / "llama")).convert(str(engine))
     else:
         assert main(["export", str(folder), str(engine), "--to", "ctranslate2"]) == 0
+    compare_language_model(engine, model, tokenizer, sentences, beams)
+
+
+def test_language_model_with_query_key_norm(with_norms, sentences, tmp_path):
+    """a decoder with query-key norm, as Qwen3: tokens after 200 prompts, its own = ours"""
+    model, tokenizer, folder = with_norms
+    assert main(["export", str(folder), str(tmp_path / "engine"), "--to", "ctranslate2"]) == 0
+    compare_language_model(tmp_path / "engine", model, tokenizer, sentences, 1)
+
+
+def compare_language_model(engine: Path, model, tokenizer, sentences: list[str], beams: int) -> None:
     generator = ctranslate2.Generator(str(engine), compute_type="float32")
     prompts = [tokenizer(text)["input_ids"][:4] for text in sentences]
     results = generator.generate_batch(
