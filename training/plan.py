@@ -139,8 +139,8 @@ def measured(run: Run, minutes: float | None, gpus: tuple[int, str] | None) -> t
 
 
 def fitting(run: Run, pace: Pace, minutes: float, most: float = math.inf) -> dict[str, int]:
-    """The sizes, in the proportions of the recipe's, of the model that makes most of so many minutes: the largest that
-    gets `TOKENS_A_PARAMETER` tokens for each of its parameters. Where there is text for `most` targets only, a larger
+    """The sizes, in the proportions of the recipe's, of the model that makes most of so many minutes: that which gets
+    nearest to `TOKENS_A_PARAMETER` tokens for each of its parameters. Where there is text for `most` targets only, a larger
     one makes more of them, down to `LEAST_A_PARAMETER` tokens for each.
 
     Raises RecipeError for a native model, and for minutes that are too few for a single layer.
@@ -176,6 +176,8 @@ def fitting(run: Run, pace: Pace, minutes: float, most: float = math.inf) -> dic
         return pace.step / pace.targets * parameters / before * min(TOKENS_A_PARAMETER * targets, most)
 
     size = bisect.bisect_right(range(1, LARGEST * whole + 1), 60 * minutes, key=seconds)
+    if 0 < size < LARGEST * whole and seconds(size) * seconds(size + 1) < (60 * minutes) ** 2:
+        size += 1  # the next one lacks less than this one has too much
     if not size:
         least = math.ceil(seconds(1) / 60)
         raise RecipeError(f"{MINUTES}: {minutes:.2g} are too few for a model of one layer, which takes {least}")
