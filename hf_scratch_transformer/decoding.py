@@ -78,7 +78,7 @@ class CompiledDecoding:
         while True:
             if not is_plain:
                 tokens = chosen(logits_processor(input_ids, logits), generation_config.do_sample)
-            if pad is not None:
+            if pad is not None and rows > 1:
                 tokens = torch.where(unfinished[:, None], tokens, pad)
             input_ids = torch.cat([input_ids, tokens], dim=1)
             unfinished &= ~stopping_criteria(input_ids, logits)

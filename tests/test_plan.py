@@ -59,8 +59,8 @@ def test_minutes_that_cannot_be_are_named(given, tmp_path, capsys):
     [pytest.param(each, marks=() if each == "causal_lm" else pytest.mark.slow) for each in tiny_runs.OBJECTIVES],
 )
 def test_the_model_that_fits_into_some_minutes(objective, tmp_path, monkeypatch, capsys):
-    """Larger for more of them, in the recipe's proportions, and 20 tokens for each parameter that they meet; tied
-    tables are counted once."""
+    """Larger for more of them, in the recipe's proportions, and about as many tokens for each parameter that they meet
+    as it makes most of; tied tables are counted once."""
     recipe = tiny_runs.write_recipe(tmp_path, objective, evaluation={"every_steps": None})
     monkeypatch.setattr(
         plan.loop, "timed", lambda run, count: iter([(run.unwrapped_model.num_parameters() / 1e6, 40)] * count)

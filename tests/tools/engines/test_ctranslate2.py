@@ -107,27 +107,16 @@ def test_translator(beams, translator, sentences, tmp_path):
 
 
 @pytest.mark.parametrize("beams", [1, 4])
-@pytest.mark.parametrize("export", ["ctranslate2", "llama"])
-def test_language_model(export, beams, language_model, sentences, tmp_path):
+@pytest.mark.parametrize("export", ["ctranslate2", "llama", "with query-key norm"])
+def test_language_model(export, beams, language_model, with_norms, sentences, tmp_path):
     """a decoder, and its Llama export, greedy and 4 beams: tokens after 200 prompts, its own = ours"""
-    model, tokenizer, folder = language_model
+    model, tokenizer, folder = with_norms if export == "with query-key norm" else language_model
     engine = tmp_path / "engine"
     if export == "llama":
         assert main(["export", str(folder), str(tmp_path / "llama"), "--to", "llama"]) == 0
         ctranslate2.converters.TransformersConverter(str(tmp_path / "llama")).convert(str(engine))
     else:
         assert main(["export", str(folder), str(engine), "--to", "ctranslate2"]) == 0
-    compare_language_model(engine, model, tokenizer, sentences, beams)
-
-
-def test_language_model_with_query_key_norm(with_norms, sentences, tmp_path):
-    """a decoder with query-key norm, as Qwen3: tokens after 200 prompts, its own = ours"""
-    model, tokenizer, folder = with_norms
-    assert main(["export", str(folder), str(tmp_path / "engine"), "--to", "ctranslate2"]) == 0
-    compare_language_model(tmp_path / "engine", model, tokenizer, sentences, 1)
-
-
-def compare_language_model(engine: Path, model, tokenizer, sentences: list[str], beams: int) -> None:
     generator = ctranslate2.Generator(str(engine), compute_type="float32")
     prompts = [tokenizer(text)["input_ids"][:4] for text in sentences]
     results = generator.generate_batch(

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from hf_scratch_transformer import ScratchDecoderForCausalLM, ScratchSeq2SeqForConditionalGeneration
 from hf_scratch_transformer.tokenization import config_fields, train_tokenizer
 from tests import tiny
-from training.__main__ import main as training_main
+from training.__main__ import main
 
 WINDOW = 16  # shorter than the texts to be read
 NEW = 8
@@ -96,7 +96,7 @@ def test_perplexity(saved, texts, evaluate, tools):
     assert results["bits_per_byte"] == approx(-total / size / math.log(2), rel=1e-5)
 
 
-def test_multiple_choice(saved, texts, evaluate, tools):
+def test_multiple_choice(saved, texts, evaluate, tools, tmp_path, capsys):
     """a decoder and a translator, four choices: each log-likelihood, accuracy and that by bytes, its = ours"""
     model, tokenizer, _ = saved
     endings = [" ".join(text.split()[2:5]) for text in texts]
@@ -129,32 +129,15 @@ def test_multiple_choice(saved, texts, evaluate, tools):
     for metric, chosen in (("acc", best), ("acc_norm", by_bytes)):
         right = sum(choice == row["gold"] for choice, row in zip(chosen, rows, strict=True))
         assert results[metric] == approx(right / len(rows))
-
-
-@pytest.mark.parametrize("saved", ["causal"], indirect=True)
-def test_our_command(saved, texts, tmp_path, monkeypatch, capsys):
-    """`evaluate MODEL --task`, a task in a folder: perplexity as the harness says it, accuracy with its interval"""
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    rows = [{"question": text[:9], "choices": [text[9:], texts[0]], "gold": 0} for text in texts[1:]]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    files = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(tmp_path / "rows.jsonl")}}}
-    asked = {"doc_to_text": "{{question}}", "doc_to_choice": "{{choices}}", "doc_to_target": "{{gold}}"}
-    task = {
-        "task": "halves",
-        "test_split": "test",
-        "output_type": "multiple_choice",
-        "metric_list": [{"metric": "acc"}],
-    }
-    (tmp_path / "halves.yaml").write_text(json.dumps(task | files | asked))
-    words = ["evaluate", str(saved[2]), "--task", "halves", "--include_path", str(tmp_path)]
-    assert training_main(words) == 0
-    printed = capsys.readouterr().out
-    found = re.search(r"^test halves acc: (\S+) \(95%: (\S+) to (\S+)\)$", printed, re.MULTILINE)
-    value, low, high = map(float, found.groups())
-    error = math.sqrt(value * (1 - value) / (len(rows) - 1))
-    assert 0 < value <= 1 and (high - low) == approx(2 * 1.96 * error, abs=2e-3)
-    assert training_main([*words[:3], "quarters", *words[4:]]) == 2
-    assert "there is no quarters" in capsys.readouterr().err
+    # And by our own command, of tasks in a folder.
+    words = ["evaluate", str(saved[2]), "--task", "ours", "--include_path", str(tmp_path)]
+    assert main(words) == 0
+    printed = re.search(r"^test ours acc: (\S+) \(95%: (\S+) to (\S+)\)$", capsys.readouterr().out, re.MULTILINE)
+    value, low, high = map(float, printed.groups())
+    assert value == approx(results["acc"], abs=1e-3)
+    assert high - low == approx(2 * 1.96 * math.sqrt(value * (1 - value) / (len(rows) - 1)), abs=2e-3)
+    assert main([*words[:3], "theirs", *words[4:]]) == 2
+    assert "there is no theirs" in capsys.readouterr().err
 
 
 def test_generation(saved, texts, evaluate):
