@@ -87,7 +87,7 @@ ROWS = {
     """scratch-transformer evaluate runs/notes/model --data notes.txt --data.splits '{"test": ["text[95%:]"]}'""": Row(
         prints=r"loss"
     ),
-    "python -m benchmarks text causal_lm --data FOLDER --minutes 2": Row(
+    "python -m benchmarks text causal_lm --data FOLDER --minutes 1.5": Row(
         "takes minutes; tests/benchmarks/test_texts.py runs it on a few lines"
     ),
     "accelerate launch -m training training/recipes/multi30k_en_de.yaml": Row("its corpus comes from the Hub"),

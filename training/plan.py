@@ -31,8 +31,8 @@ from .sections import RecipeError
 WARMUP, MEASURED = 3, 10  # steps: in the first of them much is allocated, and maybe compiled
 MINUTES, FIT, GPUS = "--minutes", "--fit", "--gpus"
 # Of a model whose training makes most of its operations, for each parameter that a token meets, tables of embeddings
-# apart. Of large ones it is 20 (Hoffmann et al. 2022). Of those of minutes, whose matrices Muon trains, it is fewer: in
-# 90 seconds on programs 6 gave 1.72 bits a byte, 41 gave 1.84 and 1.2 gave 1.86 (a seed each).
+# apart. Of large ones it is 20 (Hoffmann et al. 2022). Of those of minutes, whose matrices Muon trains, it seems to be
+# fewer: on programs 6 gave 1.72 bits a byte for 6.7e12 FLOPs, 41 gave 1.84 for 4.8e12, 1.2 gave 1.86 (a seed each).
 TOKENS_A_PARAMETER = 8
 # For a token of training. A target of a translator has a source beside it, and each of them meets half of the model.
 TARGETS: dict[str, Callable[[Recipe], float]] = {
@@ -140,8 +140,8 @@ def measured(run: Run, minutes: float | None, gpus: tuple[int, str] | None) -> t
 
 def fitting(run: Run, pace: Pace, minutes: float, most: float = math.inf) -> dict[str, int]:
     """The sizes, in the proportions of the recipe's, of the model that makes most of so many minutes: that which gets
-    nearest to `TOKENS_A_PARAMETER` tokens for each of its parameters. Where there is text for `most` targets only, a larger
-    one makes more of them, down to `LEAST_A_PARAMETER` tokens for each.
+    nearest to `TOKENS_A_PARAMETER` tokens for each of its parameters. Where there is text for `most` targets only, a
+    larger one makes more of them, down to `LEAST_A_PARAMETER` tokens for each.
 
     Raises RecipeError for a native model, and for minutes that are too few for a single layer.
     """

@@ -49,8 +49,9 @@ UPDATES = {
     **{"optimizer": "muon", "matrix_learning_rate": 0.02, "learning_rate": 0.004, "schedule": "linear"},
     "precision": "auto",
 }
-BATCH, SMALLEST_BATCH, LARGEST_BATCH = 2048, 1024, 8192  # tokens: the first that is tried, and those that may be taken
-# (on programs 90 seconds of 2048 gave 1.72 bits a byte, 167 seconds of 512 gave 1.85: a step costs as much by itself)
+# Tokens: of the batches that are tried first, and of those that may be taken. A step has costs of its own: on programs
+# 142 seconds of 2048 gave 1.72 bits a byte, 167 seconds of 512 gave 1.85 (a seed each).
+BATCH, SMALLEST_BATCH, LARGEST_BATCH = 2048, 1024, 8192
 EVALUATIONS, EVALUATING = 5, 0.2  # fewer, where that many took a larger share of the time
 # Parameters of the table of tokens, of which a language model makes most, by those outside of it (Tao et al. 2024, from
 # the table of the models that they predict for): more of it costs more than it tells.
