@@ -38,7 +38,7 @@ from .preparation import environment_of_this
 from .runs import RecipeRun, TrainerRun
 
 RECORD = "text.json"
-HEAD = ["text", "recipe", "seconds foretold, taken", "score", "ours, with its 95% interval", "beside"]
+HEAD = ["text", "recipe", "seconds foretold, taken", "score", "ours", "beside"]
 HEADLINES = {"causal_lm": "bits_per_byte", "masked_lm": "masked_accuracy", "translation": "bleu"}
 LONGEST_CONTEXT = 12  # bytes before the next one
 LEARNING_RATE, WARMUP = 1e-3, 0.05  # of AdamW, usual at these sizes; the share of the steps
@@ -108,14 +108,14 @@ def measured(objective: str, data: Path, minutes: float, folder: Path) -> dict[s
 def cells(record: dict[str, Any], folder: str) -> list[str]:
     """What a table says of a record, in the order of `HEAD`."""
     name, ours = record["headline"], record["scores"]["ours"]
-    low, high = ours["interval"]
+    likely = " ({:.4g} to {:.4g})".format(*ours["interval"]) if "interval" in ours else ""
     others = {title: each[name] for title, each in record["scores"].items() if title != "ours"}
     return [
         f"[{record['text']}]({folder}/{RECORD})",
         f"{record['objective']}, {record['parameters']:,} parameters, {record['steps']:,} steps",
         f"{record['predicted_seconds']:,.0f}, {record['train_seconds']:,.0f}",
         hub.SCORES[name][1],
-        f"{ours[name]:.4g} ({low:.4g} to {high:.4g})",
+        f"{ours[name]:.4g}{likely}",
         ", ".join(f"{title}: {value:.4g}" for title, value in others.items()),
     ]
 
@@ -138,10 +138,15 @@ def scored(words: Sequence[str], folder: Path) -> dict[str, Any]:
     """What `evaluate` prints."""
     printed, _ = command(words, folder)
     scores: dict[str, Any] = {}
+    of_loss: np.ndarray | None = None
     for name, value, low, high in SCORE.findall(printed):
         scores[name] = float(value)
         if low and name in HEADLINES.values():
             scores["interval"] = [float(low), float(high)]
+        elif low and name == "loss":
+            of_loss = np.array([float(low), float(high)]) / float(value)
+    if "bits_per_byte" in scores and of_loss is not None:  # which are the loss in other units
+        scores["interval"] = (of_loss * scores["bits_per_byte"]).tolist()
     return scores
 
 

@@ -13,7 +13,7 @@ Shapes: B rows, T tokens of a prompt, L tokens so far, S tokens of the source, D
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from types import FunctionType
 from typing import Any
@@ -43,9 +43,10 @@ class CompiledDecoding:
     `streamer` to a `custom_generate`.
     """
 
-    def __init__(self, backend: str = "inductor") -> None:  # of torch.compile
+    def __init__(self, backend: Any = "inductor") -> None:  # of torch.compile
         self.backend = backend
         self.steps: dict[tuple[Any, ...], Step] = {}
+        self.products: list[Any] = []  # that graphs were made with: a compiler forgets a graph with what it was made of
 
     def __call__(
         self,
@@ -87,8 +88,9 @@ class CompiledDecoding:
             positions = None if positions is None else positions[:, -1:] + 1
             if (step := self.steps.get(key)) is None:
                 step = self.steps[key] = compiled(next_tokens, self.backend)
-                with fused_products(model) if rows == 1 else nullcontext():
+                with products(model, multiply_row if rows == 1 else nn.Linear.forward) as made:
                     logits, tokens = step(model, tokens, positions, inputs)
+                self.products += made
             else:
                 logits, tokens = step(model, tokens, positions, inputs)
 
@@ -162,7 +164,7 @@ def chosen(scores: Tensor, is_drawn: bool) -> Tensor:
     return torch.multinomial(scores.softmax(-1), 1) if is_drawn else scores.argmax(-1, keepdim=True)
 
 
-def compiled(function: Any, backend: str) -> Step:
+def compiled(function: Any, backend: Any) -> Step:
     """A graph of its own: those of a function are looked up by its code, and without guards the first is taken."""
     own = FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
     options = OPTIONS if backend == "inductor" else {"guard_filter_fn": OPTIONS["guard_filter_fn"]}
@@ -170,14 +172,15 @@ def compiled(function: Any, backend: str) -> Step:
 
 
 @contextmanager
-def fused_products(model: PreTrainedModel) -> Iterator[None]:
-    """Within it, matrices are multiplied with the one row of a step by `multiply_row`."""
+def products(model: PreTrainedModel, multiply: Callable[[nn.Linear, Tensor], Tensor]) -> Iterator[list[Any]]:
+    """Within it, matrices are multiplied so, whatever `generate` has put in place of that for its own steps."""
     linears = [module for module in model.modules() if type(module) is nn.Linear]
     before = [vars(linear).get("forward") for linear in linears]
-    for linear in linears:
-        vars(linear)["forward"] = partial(multiply_row, linear)
+    made = [partial(multiply, linear) for linear in linears]
+    for linear, forward in zip(linears, made, strict=True):
+        vars(linear)["forward"] = forward
     try:
-        yield
+        yield made
     finally:
         for linear, forward in zip(linears, before, strict=True):
             vars(linear).pop("forward")

@@ -11,10 +11,12 @@ from hf_scratch_transformer import (
     ScratchDecoderForCausalLM,
     ScratchSeq2SeqForConditionalGeneration,
     decoding,
+    generation_scratch,
 )
 from hf_scratch_transformer.decoding import CompiledDecoding
 
 from . import tiny
+from .test_compilation import Graphs
 
 OPTIONS = {
     "learned, biases": {"position_embedding_type": "learned", "attention_bias": True, "mlp_bias": True},
@@ -112,6 +114,23 @@ def test_a_criterion_of_the_callers_own_ends_it():
     model = tiny.model(ScratchDecoderForCausalLM)
     options = {"stopping_criteria": StoppingCriteriaList([After()]), "custom_generate": CompiledDecoding("eager")}
     assert model.generate(**prompts(model, 1, 5, "left"), max_new_tokens=20, **options).shape == (1, 9)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("model_class", tiny.LANGUAGE_MODELS[1:], ids=tiny.family)
+def test_a_graph_is_made_once_and_kept(model_class, rows, monkeypatch):
+    """Also while `generate` shares out products of its own, new ones in each call."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(generation_scratch, "MIN_ENTRIES", 0)
+    model, graphs = tiny.model(model_class), Graphs()
+    model.generation_config.eos_token_id = None
+    decode = CompiledDecoding(graphs)
+    for length in range(2, 9):
+        inputs = prompts(model, rows, length, "right" if model.config.is_encoder_decoder else "left")
+        options = {"max_new_tokens": 6, "do_sample": False}
+        expected = model.generate(**inputs, **options)
+        assert model.generate(**inputs, **options, custom_generate=decode).tolist() == expected.tolist()
+    assert graphs.count == len(decode.steps) == 1
 
 
 def test_two_models_share_no_graph():

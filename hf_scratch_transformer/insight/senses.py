@@ -246,7 +246,8 @@ def macro_f1(predicted: Sequence[str], gold: Sequence[str]) -> float:
 
 def interval(told: Sequence[tuple[Sequence[str], Sequence[str]]]) -> list[float]:
     """Where the mean macro-F1 of words, in percent, would lie in 95 of 100 cases if other test sentences had been
-    drawn, by the bootstrap (Efron 1979) of the sentences of each, of which what was predicted and what is right is given."""
+    drawn, by the bootstrap (Efron 1979) of the sentences of each, of which what was predicted and what is right is
+    given."""
     draw, means = random.Random(0), []
     for _ in range(RESAMPLED):
         again = [draw.choices(list(zip(*pair, strict=True)), k=len(pair[0])) for pair in told]
