@@ -177,8 +177,8 @@ def products(model: PreTrainedModel, multiply: Callable[[nn.Linear, Tensor], Ten
     linears = [module for module in model.modules() if type(module) is nn.Linear]
     before = [vars(linear).get("forward") for linear in linears]
     made = [partial(multiply, linear) for linear in linears]
-    for linear, forward in zip(linears, made, strict=True):
-        vars(linear)["forward"] = forward
+    for linear, product in zip(linears, made, strict=True):
+        vars(linear)["forward"] = product
     try:
         yield made
     finally:

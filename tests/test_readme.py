@@ -125,11 +125,11 @@ ROWS = {
         means=CAPTIONS, adds="--rounds 1 --steps 2 --data.batch_tokens 256", prints=r"Trainer, marian"
     ),
     "python -m benchmarks train generate --shape gpt2-124m bert-110m transformer-63m": Row(A_GPU),
+    "python -m benchmarks engines MODEL --texts FILE --references FILE": Row(ENGINE),
+    "model.generate(**inputs, max_new_tokens=20, custom_generate=decode)": Row(),
     "make gpu-prepare DATA=FOLDER": Row("downloads packages, and packs the corpora of every recipe for a GPU"),
     'make gpu GPU="tests train-decoder --left 9.5"': Row(A_GPU),
     "make gpu": Row(A_GPU),
-    "python -m benchmarks engines MODEL --texts FILE --references FILE": Row(ENGINE),
-    "model.generate(**inputs, max_new_tokens=20, custom_generate=decode)": Row(),
     "python -m benchmarks report": Row(keeps=("README.md", "docs/SCALE.md")),
     "scratch-transformer convert distilbert/distilbert-base-uncased my-encoder": Row(
         prints=r"DistilBertForMaskedLM as ScratchEncoderForMaskedLM", leaves=model_in("my-encoder")

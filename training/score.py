@@ -123,9 +123,9 @@ def _task(words: Sequence[str]) -> None:
             if not isinstance(value, float) or name.endswith("_stderr"):
                 continue
             results[f"{task} {name}"] = value
-            error = values.get(f"{name}_stderr,{rest}")
-            if isinstance(error, float):
-                results[f"{task} {name}_interval"] = [value - DEVIATIONS * error, value + DEVIATIONS * error]
+            spread = values.get(f"{name}_stderr,{rest}")
+            if isinstance(spread, float):
+                results[f"{task} {name}_interval"] = [value - DEVIATIONS * spread, value + DEVIATIONS * spread]
     summarise(results)
 
 
