@@ -30,6 +30,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokeni
 import hf_scratch_transformer  # noqa: F401  (makes our models known to transformers)
 from hf_scratch_transformer.files import reading, write_text
 from hf_scratch_transformer.insight.presets import read_config
+from training import metrics
 
 from .engines import CONTENDERS, OURS, Contender, Running, Settings
 from .measures import quartiles
@@ -52,7 +53,7 @@ def main(argv: Sequence[str]) -> None:
         rows = measured(arguments, settings, prompts, Path(place))
     judge(rows, settings, tokenizer, references)
     record = {
-        "environment": environment_of_this(),
+        "environment": metrics.public(environment_of_this()),
         "model": about,
         "threads": arguments.threads,
         "rounds": arguments.rounds,
@@ -138,7 +139,8 @@ def measured(
                 row["ready_seconds"] = running[index].open_seconds + answer["seconds"][0]
                 row["written"] = [until_end(tokens, settings) for tokens in answer["written"]]
             except Exception as error:  # whatever an engine, its converter or its package says
-                row["refused"] = " ".join(str(error).split())[:300] or type(error).__name__
+                said = " ".join(str(error).split()).replace(f"{arguments.model}", arguments.model.name)
+                row["refused"] = said.replace("|", "/")[:300] or type(error).__name__
                 running.pop(index, None)
         rounds: dict[int, list[dict[str, float]]] = {index: [] for index in running}
         for _ in range(arguments.rounds):

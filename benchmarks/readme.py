@@ -99,16 +99,17 @@ def filled(text: str, root: Path) -> str:
         found = [(name, read(root, f"{name}/{deployment.RECORD}")) for name in match[2].split()]
         rows = [
             [
-                f"[{record['model']['name']}, {record['model']['parameters']:,}]({RECORDS}/{name}/{deployment.RECORD})",
+                f"[{deployment.title(record)}]({RECORDS}/{name}/{deployment.RECORD})",
                 *row,
             ]
             for name, record in found
             for row in map(deployment.cells, record["results"])
         ]
-        return match[1] + markdown(["model, parameters", "engine", *deployment.HEAD[1:]], rows) + match[3]
+        return match[1] + markdown(["model, machine", "engine", *deployment.HEAD[1:]], rows) + match[3]
 
     def proposed(match: re.Match[str]) -> str:
-        rows = [texts.cells(read(root, f"{name}/{texts.RECORD}"), f"{RECORDS}/{name}") for name in match[2].split()]
+        found = {f"{RECORDS}/{name}": read(root, f"{name}/{texts.RECORD}") for name in match[2].split()}
+        rows = [texts.cells(record, folder, machine(record)) for folder, record in found.items()]
         return match[1] + markdown(texts.HEAD, rows) + match[3]
 
     text = SCALE.sub(spread, text)

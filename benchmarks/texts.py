@@ -38,7 +38,7 @@ from .preparation import environment_of_this
 from .runs import RecipeRun, TrainerRun
 
 RECORD = "text.json"
-HEAD = ["text", "recipe", "seconds foretold, taken", "score", "ours", "beside"]
+HEAD = ["text", "recipe", "seconds foretold, taken", "score", "ours", "beside", "on"]
 HEADLINES = {"causal_lm": "bits_per_byte", "masked_lm": "masked_accuracy", "translation": "bleu"}
 LONGEST_CONTEXT = 12  # bytes before the next one
 LEARNING_RATE, WARMUP = 1e-3, 0.05  # of AdamW, usual at these sizes; the share of the steps
@@ -105,7 +105,7 @@ def measured(objective: str, data: Path, minutes: float, folder: Path) -> dict[s
     }
 
 
-def cells(record: dict[str, Any], folder: str) -> list[str]:
+def cells(record: dict[str, Any], folder: str, machine: str) -> list[str]:
     """What a table says of a record, in the order of `HEAD`."""
     name, ours = record["headline"], record["scores"]["ours"]
     likely = " ({:.4g} to {:.4g})".format(*ours["interval"]) if "interval" in ours else ""
@@ -117,6 +117,7 @@ def cells(record: dict[str, Any], folder: str) -> list[str]:
         hub.SCORES[name][1],
         f"{ours[name]:.4g}{likely}",
         ", ".join(f"{title}: {value:.4g}" for title, value in others.items()),
+        machine,
     ]
 
 

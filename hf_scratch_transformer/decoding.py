@@ -25,7 +25,17 @@ from transformers import LogitsProcessorList, PreTrainedModel, StaticCache, Stop
 from transformers.cache_utils import EncoderDecoderCache
 from transformers.generation import GenerationMode
 
+from .stack_scratch import ScratchPreTrainedModel
+
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
+READ = {
+    "attention_mask",
+    "encoder_outputs",
+    "past_key_values",
+    "use_cache",
+    "logits_to_keep",
+    "position_ids",
+}  # also `generate`'s own
 LEAST_SLOTS = 64  # of a cache, doubled until all tokens fit: few sizes, few graphs
 # Nothing is asked before each step, which would take longer than the step of a small model: `CompiledDecoding` has a
 # graph for each shape.
@@ -63,7 +73,7 @@ class CompiledDecoding:
             ValueError: on a model that is not on a CPU, has sliding windows or is being trained; on another mode, or
                 more asked for than tokens; without a C++ compiler.
         """
-        refuse(model, generation_config)
+        refuse(model, generation_config, model_kwargs)
         slots, rows = slots_for(generation_config.max_length), len(input_ids)
         mask, encoded = model_kwargs.get("attention_mask"), model_kwargs.get("encoder_outputs")
         positions: Tensor | None = None
@@ -71,6 +81,9 @@ class CompiledDecoding:
             inputs, positions = of_language_model(model, input_ids, mask, slots)
         else:
             inputs = of_translator(model, mask, encoded[0], slots)
+        chosen_positions = model_kwargs.get("position_ids")
+        if chosen_positions is not None and (positions is None or not chosen_positions.equal(positions)):
+            raise ValueError("CompiledDecoding: position_ids must be those that attention_mask gives")
         shapes = tuple(tuple(each.shape) for each in inputs.values() if isinstance(each, Tensor))
         key = (model, model.dtype, rows, slots, shapes, torch.get_num_threads())
         logits, tokens = next_tokens(model, input_ids, positions, inputs)  # prompts have any length: not compiled
@@ -95,13 +108,19 @@ class CompiledDecoding:
                 logits, tokens = step(model, tokens, positions, inputs)
 
 
-def refuse(model: PreTrainedModel, generation_config: Any) -> None:
+def refuse(model: PreTrainedModel, generation_config: Any, given: dict[str, Any]) -> None:
     """Say what cannot be decoded so."""
     mode = generation_config.get_generation_mode()
     text_config = model.config.get_text_config(decoder=True)
     more = ("return_dict_in_generate", "output_scores", "output_logits", "output_attentions", "output_hidden_states")
     asked = [name for name in more if getattr(generation_config, name, False)]
+    ropes = getattr(text_config, "rope_parameters", None) or {}
+    turned = {each.get("rope_type") for each in (ropes, *ropes.values()) if isinstance(each, dict)}
+    unread = [name for name, value in given.items() if value is not None and name not in READ]
     problems = {
+        f"{type(model).__name__} is not one of ours: convert it": not isinstance(model, ScratchPreTrainedModel),
+        f"{', '.join(unread)}: it reads tokens and their mask": bool(unread),
+        "rope_parameters that depend on the length": bool(turned & {"dynamic", "longrope"}),
         f"{model.device} must be cpu: elsewhere, generate compiles with cache_implementation='static'": (
             model.device.type != "cpu"
         ),

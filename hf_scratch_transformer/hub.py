@@ -616,7 +616,8 @@ def _push(arguments: argparse.Namespace) -> None:
     if not re.fullmatch(r"[^/\s]+/[^/\s]+", repo):
         raise ValueError(f"{repo!r} is no id of a repository: NAME/REPO")
     if is_new := not (folder / "README.md").exists():
-        card = write_model_card(folder, RunRecords(name=repo.partition("/")[2]), repo)
+        with reading(folder):
+            card = write_model_card(folder, RunRecords(name=repo.partition("/")[2]), repo)
     try:
         check_complete(folder)
     except ValueError:

@@ -29,20 +29,12 @@ COMPILERS = [
 ]
 
 
-def llama():
-    torch.manual_seed(0)
-    config = LlamaConfig(vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=2)
-    config.num_attention_heads, config.num_key_value_heads = 4, 2
-    return LlamaForCausalLM(config).eval()
-
-
 MODELS = {
     "decoder": lambda: tiny.model(ScratchDecoderForCausalLM),
     "seq2seq": lambda: tiny.model(ScratchSeq2SeqForConditionalGeneration),
 }
 OTHERS = {
     **{name: lambda each=each: tiny.model(ScratchDecoderForCausalLM, **each) for name, each in OPTIONS.items()},
-    "llama": llama,
 }
 
 
@@ -166,3 +158,19 @@ def test_models_and_machines_that_it_cannot_use_are_refused(monkeypatch):
     message = "sliding_attention: use .*; ScratchDecoderForCausalLM is in training: .*; no C\\+\\+ compiler"
     with pytest.raises(ValueError, match=message):
         model.train().generate(**inputs, max_new_tokens=5, custom_generate=CompiledDecoding())
+
+
+def test_native_models_and_inputs_that_it_does_not_read_are_refused():
+    sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
+    llama = LlamaForCausalLM(LlamaConfig(vocab_size=40, hidden_size=16, intermediate_size=16, **sizes)).eval()
+    decode, ids = CompiledDecoding("eager"), tiny.tokens(40, 1, 5)
+    with pytest.raises(ValueError, match="LlamaForCausalLM is not one of ours"):
+        llama.generate(ids, max_new_tokens=5, custom_generate=decode)
+    model = tiny.model(ScratchDecoderForCausalLM)
+    with pytest.raises(ValueError, match="position_ids must be those that attention_mask gives"):
+        model.generate(ids, position_ids=torch.arange(5)[None] + 2, max_new_tokens=5, custom_generate=decode)
+    translator = tiny.model(ScratchSeq2SeqForConditionalGeneration)
+    with pytest.raises(ValueError, match="decoder_attention_mask: it reads"):
+        mask = torch.tensor([[0, 1, 1]])
+        start = {"decoder_input_ids": ids[:, :3], "decoder_attention_mask": mask}
+        translator.generate(ids, **start, max_new_tokens=5, custom_generate=decode)

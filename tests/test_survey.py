@@ -93,6 +93,32 @@ def test_paragraphs_and_documents(tmp_path):
     assert found.data["sample_by"] == "document" and found.rows == 1
 
 
+def test_of_few_files_none_is_a_row(tmp_path):
+    """A twentieth of three files is none."""
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.txt").write_text("\n".join(LINES))
+    found = survey(str(tmp_path), "causal_lm")
+    assert found.data["sample_by"] == "line" and found.rows > 3
+
+
+def test_a_split_by_name_holds_most_of_the_text(tmp_path):
+    """Else it is one of many files, whose name says something else."""
+    (tmp_path / "src").mkdir()
+    for number in range(30):
+        (tmp_path / f"src/{number}.py").write_text("\n".join([*LINES, str(number)]))
+    (tmp_path / "training").mkdir()
+    (tmp_path / "training/requirements.txt").write_text("torch\nnumpy\n")
+    found = survey(str(tmp_path), "causal_lm")
+    assert found.data["splits"]["train"] == ["**/*.py[:90%]"] and found.rows > 20
+
+
+def test_of_several_parallel_texts_the_largest_is_taken(tmp_path):
+    for stem, count in (("a", 1), ("b", 30)):
+        for ending in ("en", "de"):
+            (tmp_path / f"{stem}.{ending}").write_text("\n".join(LINES * count))
+    assert survey(str(tmp_path), "translation").data["splits"]["train"] == ["b[:90%]"]
+
+
 @pytest.mark.parametrize(
     ("files", "objective", "columns", "said"),
     [

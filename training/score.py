@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers.utils import GENERATION_CONFIG_NAME
 
@@ -90,7 +91,7 @@ def _senses(words: Sequence[str]) -> None:
     senses.add_commands(commands.add_subparsers(parser_class=_Parser))
     try:
         senses.run(commands.parse_args(["senses", asked.model, asked.senses, *others]))
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         raise RecipeError(str(error)) from error
 
 
@@ -107,15 +108,24 @@ def _task(words: Sequence[str]) -> None:
     import lm_eval
     from lm_eval.tasks import TaskManager
 
+    if asked.limit is not None and asked.limit < 1:
+        raise RecipeError(f"--limit {asked.limit} must be at least 1")
     try:
         config = read_config(asked.model)
     except ValueError as error:
         raise RecipeError(str(error)) from error
+    if not (config.architectures or [""])[0].endswith(WRITERS):
+        raise RecipeError(f"--task: {asked.model} does not write; language models and translators have tasks")
     manager = TaskManager(include_path=asked.include_path, include_defaults=asked.include_path is None)
     if unknown := [name for name in asked.task if name not in manager.all_tasks]:
         raise RecipeError(f"--task: there is no {', '.join(unknown)} in {asked.include_path or 'lm_eval'}")
     model = {"pretrained": asked.model, "backend": "seq2seq" if config.is_encoder_decoder else "causal"}
-    found = lm_eval.simple_evaluate("hf", model, tasks=asked.task, task_manager=manager, limit=asked.limit)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        options = {"tasks": asked.task, "task_manager": manager, "limit": asked.limit, "device": device}
+        found = lm_eval.simple_evaluate("hf", model, **options)
+    except Exception as error:  # whatever the harness, its task and the files of that say
+        raise RecipeError(f"--task {' '.join(asked.task)}: {' '.join(str(error).split())}") from error
     results: dict[str, Any] = {}
     for task, values in found["results"].items():
         for key, value in values.items():
@@ -129,6 +139,7 @@ def _task(words: Sequence[str]) -> None:
     summarise(results)
 
 
+WRITERS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "MTModel")
 OTHERS = {"--senses": _senses, "--task": _task}
 DEVIATIONS = 1.96  # of the standard error, either way, in which 95% of a normal distribution lie
 

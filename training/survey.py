@@ -1,5 +1,6 @@
 """A survey of somebody's text, before anything is decided: its splits, rows, signs, repetitions."""
 
+import glob
 import re
 import unicodedata
 from collections import Counter
@@ -31,6 +32,7 @@ PARTS: dict[frozenset[str], dict[str, tuple[str, str]]] = {
 }
 ENOUGH = 100_000_000  # characters, after which a survey ends
 OFTEN = 0.05  # of the lines of a text are empty, where paragraphs are
+MANY = 20  # files, of which each may be a row: of fewer, a twentieth is none
 LARGE = 200_000_000  # bytes of a file, which is not read as one row
 
 
@@ -110,6 +112,10 @@ def _data(given: Mapping[str, Any], **others: Any) -> Data:
     return Data(**tree | {"columns": {name: (column,) for name, column in tree["columns"].items()}})
 
 
+def _split(data: Mapping[str, Any], name: str) -> Data:
+    return _data(data, splits={"train": [name]})
+
+
 def _parallel(where: Path) -> dict[str, set[str]]:
     """Parallel text in a folder: {ending: stems}, of stems that every ending has."""
     found: dict[str, set[str]] = {}
@@ -130,7 +136,7 @@ def _stem(where: Path, parallel: Any) -> str:
     if where.is_file():
         return "text"
     if stems := sorted(set.intersection(*parallel)) if parallel else []:
-        return stems[0]
+        return max(stems, key=lambda stem: sum(file.stat().st_size for file in where.glob(f"{glob.escape(stem)}.*")))
     sizes: Counter = Counter()
     kinds: dict[str, list[Path]] = {}
     for file in where.rglob("*"):
@@ -151,15 +157,17 @@ def _roles(data: Mapping[str, Any]) -> dict[str, list[str]]:
     where = Path(data["path"])
     if not where.is_dir():
         return {}
-    found = {
-        role: [name for name in names if sources.local_files(_data(data, splits={"train": [name]}))]
-        for role, names in ROLES.items()
-    }
+    found = {role: [name for name in names if sources.local_files(_split(data, name))] for role, names in ROLES.items()}
+    sizes = {file: file.stat().st_size for file in sorted(where.rglob("*")) if file.is_file()}
+    whole = sum(sizes.values())
+    named = {file for names in found.values() for name in names for file in sources.local_files(_split(data, name))}
+    # Beside a folder of programs, a file called train is one of many.
+    if 2 * sum(file.stat().st_size for file in named if file.is_file()) <= whole:
+        found = {}
     if not any(found.values()):
-        sizes = {file: file.stat().st_size for file in sorted(where.rglob("*")) if file.is_file()}
         parts = {role: [file for file in sizes if {*re.split("[._-]", file.name)} & {*ROLES[role]}] for role in ROLES}
         # Of a folder of programs, train.py is one of many.
-        if 2 * sum(sizes[file] for files in parts.values() for file in files) > sum(sizes.values()):
+        if 2 * sum(sizes[file] for files in parts.values() for file in files) > whole:
             found = {role: [str(file.relative_to(where)) for file in files] for role, files in parts.items()}
     return {role: names[:1] for role, names in found.items() if names}
 
@@ -204,7 +212,8 @@ def _unit(data: Mapping[str, Any], objective: str) -> tuple[str, str]:
     files = [file for file in sources.local_files(_data(data)) if file.is_file()]
     if objective == "translation" or not sources.is_plain_text(files[0]):
         return "line", "rows are those of the file"
-    if objective == "causal_lm" and max(file.stat().st_size for file in files) < LARGE:
+    is_few = 1 < len(set(files)) < MANY
+    if objective == "causal_lm" and not is_few and max(file.stat().st_size for file in files) < LARGE:
         return "document", "a file is one row: its line breaks are learnt as well"
     lines = [line for chunk in islice(read(_data(data), "train"), 10) for line in chunk["text"]]
     if sum(not line.strip() for line in lines) > OFTEN * len(lines):

@@ -76,4 +76,6 @@ def test_a_text_from_beginning_to_end(objective: str, tmp_path: Path) -> None:
     assert low <= ours <= high and len(others) == 2
     assert (low < high) == (objective == "causal_lm")
     assert record["steps"] > 0 and record["native"]["steps"] >= texts.TRIED
-    assert texts.cells(record, "here")[2] == f"{record['predicted_seconds']:.0f}, {record['train_seconds']:.0f}"
+    assert (
+        texts.cells(record, "here", "Abacus")[2] == f"{record['predicted_seconds']:.0f}, {record['train_seconds']:.0f}"
+    )
