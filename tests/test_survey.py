@@ -101,7 +101,7 @@ def test_of_few_files_none_is_a_row(tmp_path):
     assert found.data["sample_by"] == "line" and found.rows > 3
 
 
-def test_a_split_by_name_holds_most_of_the_text(tmp_path):
+def test_a_split_by_name_holds_much_of_the_text(tmp_path):
     """Else it is one of many files, whose name says something else."""
     (tmp_path / "src").mkdir()
     for number in range(30):

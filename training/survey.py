@@ -161,8 +161,8 @@ def _roles(data: Mapping[str, Any]) -> dict[str, list[str]]:
     sizes = {file: file.stat().st_size for file in sorted(where.rglob("*")) if file.is_file()}
     whole = sum(sizes.values())
     named = {file for names in found.values() for name in names for file in sources.local_files(_split(data, name))}
-    # Beside a folder of programs, a file called train is one of many.
-    if 2 * sum(file.stat().st_size for file in named if file.is_file()) <= whole:
+    # Beside a folder of programs, a file called train is one of many. (The same text may be there in other forms, too.)
+    if 10 * sum(file.stat().st_size for file in named if file.is_file()) <= whole:
         found = {}
     if not any(found.values()):
         parts = {role: [file for file in sizes if {*re.split("[._-]", file.name)} & {*ROLES[role]}] for role in ROLES}
