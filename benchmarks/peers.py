@@ -89,9 +89,9 @@ AUTO_MODELS: dict[str, Any] = {
 PAIRS = {"decoder_start_token_id": BOS, "forced_bos_token_id": None, "forced_eos_token_id": None}
 FFN = ("encoder_ffn_dim", "decoder_ffn_dim")
 CLS = {"cls_token_id": BOS, "sep_token_id": EOS}
-# The first of a family is the one whose architecture ours takes, unless another is asked for.
 # What a user would train with Trainer.
 NATIVE_OF = {"seq2seq": "marian", "encoder": "bert", "decoder": "llama"}
+# The first of a family is the one whose architecture ours takes, unless another is asked for.
 NATIVES = {
     "llama": Native("decoder", "llama", ("intermediate_size",), {"tie_word_embeddings": True}),
     "gpt2": Native("decoder", "gpt2", ("n_inner",)),
