@@ -100,9 +100,10 @@ class CompiledDecoding:
                 return input_ids
             positions = None if positions is None else positions[:, -1:] + 1
             if (step := self.steps.get(key)) is None:
-                step = self.steps[key] = compiled(next_tokens, self.backend)
+                step = compiled(next_tokens, self.backend)
                 with products(model, multiply_row if rows == 1 else nn.Linear.forward) as made:
                     logits, tokens = step(model, tokens, positions, inputs)
+                self.steps[key] = step
                 self.products += made
             else:
                 logits, tokens = step(model, tokens, positions, inputs)
