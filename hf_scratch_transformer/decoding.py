@@ -12,7 +12,7 @@ Shapes: B rows, T tokens of a prompt, L tokens so far, S tokens of the source, D
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import FunctionType
@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo import lookup_backend
 from torch.nn import functional as F
 from transformers import LogitsProcessorList, PreTrainedModel, StaticCache, StoppingCriteriaList
 from transformers.cache_utils import EncoderDecoderCache
@@ -37,11 +38,9 @@ READ = {
     "position_ids",
 }  # also `generate`'s own
 LEAST_SLOTS = 64  # of a cache, doubled until all tokens fit: few sizes, few graphs
-# Nothing is asked before each step, which would take longer than the step of a small model: `CompiledDecoding` has a
-# graph for each shape.
-OPTIONS: dict[str, Any] = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe, "cpp_wrapper": True}
+INDUCTOR = {"cpp_wrapper": True}
 
-Step = Callable[..., tuple[Tensor, Tensor]]
+Next = tuple[Tensor, Tensor]  # the last token's logits (B, V) in single precision, and the likeliest next tokens (B, 1)
 
 
 class CompiledDecoding:
@@ -56,7 +55,6 @@ class CompiledDecoding:
     def __init__(self, backend: Any = "inductor") -> None:  # of torch.compile
         self.backend = backend
         self.steps: dict[tuple[Any, ...], Step] = {}
-        self.products: list[Any] = []  # that graphs were made with: a compiler forgets a graph with what it was made of
 
     def __call__(
         self,
@@ -87,26 +85,101 @@ class CompiledDecoding:
         shapes = tuple(tuple(each.shape) for each in inputs.values() if isinstance(each, Tensor))
         key = (model, model.dtype, rows, slots, shapes, torch.get_num_threads())
         logits, tokens = next_tokens(model, input_ids, positions, inputs)  # prompts have any length: not compiled
+        step = self.steps[key].bind(inputs) if key in self.steps else None  # the cache has its tensors now
         unfinished, pad = torch.ones(rows, dtype=torch.bool), generation_config._pad_token_tensor
+        may_pad = rows > 1 and any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)
         is_plain = not logits_processor and not generation_config.do_sample
         while True:
             if not is_plain:
                 tokens = chosen(logits_processor(input_ids, logits), generation_config.do_sample)
-            if pad is not None and rows > 1:
+            if may_pad:
                 tokens = torch.where(unfinished[:, None], tokens, pad)
             input_ids = torch.cat([input_ids, tokens], dim=1)
             unfinished &= ~stopping_criteria(input_ids, logits)
             if not unfinished.any():
                 return input_ids
             positions = None if positions is None else positions[:, -1:] + 1
-            if (step := self.steps.get(key)) is None:
-                step = compiled(next_tokens, self.backend)
-                with products(model, multiply_row if rows == 1 else nn.Linear.forward) as made:
-                    logits, tokens = step(model, tokens, positions, inputs)
-                self.steps[key] = step
-                self.products += made
+            if step is None:
+                made = Step(self.backend)
+                with products(model, multiply_row if rows == 1 else nn.Linear.forward):
+                    logits, tokens = made.compile(model, tokens, positions, inputs)
+                self.steps[key], step = made, made.bind(inputs)
             else:
-                logits, tokens = step(model, tokens, positions, inputs)
+                logits, tokens = step(tokens, positions)
+
+
+class Step:
+    """`next_tokens` as one graph, given tensors alone.
+
+    What torch.compile returns looks every weight up by its name again at each call, longer than the arithmetic of a
+    small model takes. Here the weights are those of the first call.
+    """
+
+    def __init__(self, backend: Any):
+        self.backend = backend
+        self.run: Callable[..., Any]
+        self.tensors: list[Any]  # that the graph reads: weights, and places for what changes
+        self.outputs: Any
+
+    def compile(self, model: PreTrainedModel, tokens: Tensor, positions: Tensor | None, inputs: dict[str, Any]) -> Next:
+        """The first call: what `next_tokens` returns of the same."""
+        # A function of its own, since the graphs of a function are looked up by its code, of which there may be eight.
+        own = FunctionType(next_tokens.__code__.replace(), next_tokens.__globals__, next_tokens.__name__)
+        results = torch.compile(own, fullgraph=True, dynamic=False, backend=self.build)(
+            model, tokens, positions, inputs
+        )
+        self.results = places(results, self.outputs)
+        self.new, self.kept = places([tokens, positions], self.tensors), places(tensors_of(inputs), self.tensors)
+        for place in {*self.new, *self.kept} - {None}:
+            self.tensors[place] = None
+        del self.outputs
+        return results
+
+    def build(self, graph: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
+        """The backend of torch.compile: the one that was asked for, whose function and tensors are kept."""
+        if self.backend == "inductor":
+            self.run = torch._inductor.compile(graph, examples, options=INDUCTOR)
+        else:
+            self.run = lookup_backend(self.backend)(graph, examples)
+
+        def first(*tensors: Any) -> Any:
+            self.tensors, self.outputs = list(tensors), self.run(*tensors)
+            return self.outputs
+
+        return first
+
+    def bind(self, inputs: dict[str, Any]) -> Callable[[Tensor, Tensor | None], Next]:
+        """The graph with the mask, states and cache of a call, which has as many of each as the first."""
+        tensors = list(self.tensors)
+
+        def put(where: list[int | None], what: list[Any]) -> None:
+            for place, tensor in zip(where, what, strict=True):
+                if place is not None:
+                    tensors[place] = tensor
+
+        def step(tokens: Tensor, positions: Tensor | None) -> Next:
+            put(self.new, [tokens, positions])
+            outputs = self.run(*tensors)
+            logits, likeliest = (outputs[place] for place in self.results)
+            return logits, likeliest
+
+        put(self.kept, tensors_of(inputs))
+        return step
+
+
+def places(tensors: Iterable[Any], among: Sequence[Any]) -> list[Any]:
+    """Where each stands, or None."""
+    indices = {id(tensor): index for index, tensor in enumerate(among)}
+    return [indices.get(id(tensor)) for tensor in tensors]
+
+
+def tensors_of(inputs: dict[str, Any]) -> list[Tensor]:
+    """Mask, states of the source, and all that caches hold, always in the same order."""
+    cache = inputs["past_key_values"]
+    caches = [cache.self_attention_cache, cache.cross_attention_cache] if hasattr(cache, "is_updated") else [cache]
+    held = [value for each in caches for layer in each.layers for value in vars(layer).values()]
+    found = [inputs["attention_mask"], *inputs.get("encoder_outputs", ()), *held]
+    return [each for each in found if isinstance(each, Tensor)]
 
 
 def refuse(model: PreTrainedModel, generation_config: Any, given: dict[str, Any]) -> None:
@@ -132,6 +205,7 @@ def refuse(model: PreTrainedModel, generation_config: Any, given: dict[str, Any]
             "sliding_attention" in (getattr(text_config, "layer_types", None) or ())
         ),
         f"{type(model).__name__} is in training: call eval()": model.training,
+        "autocast: load the model in the precision to compute in": torch.is_autocast_enabled("cpu"),
         "no C++ compiler was found: install g++, or set CXX": shutil.which(os.environ.get("CXX", "g++")) is None,
     }
     if said := [problem for problem, is_there in problems.items() if is_there]:
@@ -167,10 +241,8 @@ def of_translator(model: PreTrainedModel, attention_mask: Tensor | None, states:
     }
 
 
-def next_tokens(
-    model: PreTrainedModel, tokens: Tensor, positions: Tensor | None, inputs: dict[str, Any]
-) -> tuple[Tensor, Tensor]:
-    """A step: the last token's logits (B, V) in single precision, and the likeliest next tokens (B, 1)."""
+def next_tokens(model: PreTrainedModel, tokens: Tensor, positions: Tensor | None, inputs: dict[str, Any]) -> Next:
+    """A step."""
     if positions is None:
         outputs = model(decoder_input_ids=tokens, use_cache=True, **inputs)
     else:
@@ -184,23 +256,15 @@ def chosen(scores: Tensor, is_drawn: bool) -> Tensor:
     return torch.multinomial(scores.softmax(-1), 1) if is_drawn else scores.argmax(-1, keepdim=True)
 
 
-def compiled(function: Any, backend: Any) -> Step:
-    """A graph of its own: those of a function are looked up by its code, and without guards the first is taken."""
-    own = FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
-    options = OPTIONS if backend == "inductor" else {"guard_filter_fn": OPTIONS["guard_filter_fn"]}
-    return torch.compile(own, fullgraph=True, dynamic=False, backend=backend, options=dict(options))
-
-
 @contextmanager
-def products(model: PreTrainedModel, multiply: Callable[[nn.Linear, Tensor], Tensor]) -> Iterator[list[Any]]:
+def products(model: PreTrainedModel, multiply: Callable[[nn.Linear, Tensor], Tensor]) -> Iterator[None]:
     """Within it, matrices are multiplied so, whatever `generate` has put in place of that for its own steps."""
     linears = [module for module in model.modules() if type(module) is nn.Linear]
     before = [vars(linear).get("forward") for linear in linears]
-    made = [partial(multiply, linear) for linear in linears]
-    for linear, product in zip(linears, made, strict=True):
-        vars(linear)["forward"] = product
+    for linear in linears:
+        vars(linear)["forward"] = partial(multiply, linear)
     try:
-        yield made
+        yield
     finally:
         for linear, forward in zip(linears, before, strict=True):
             vars(linear).pop("forward")

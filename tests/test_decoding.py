@@ -108,6 +108,44 @@ def test_a_criterion_of_the_callers_own_ends_it():
     assert model.generate(**prompts(model, 1, 5, "left"), max_new_tokens=20, **options).shape == (1, 9)
 
 
+def test_rows_that_a_criterion_ends_are_not_padded_without_an_end_of_text():
+    class Once(StoppingCriteria):
+        """Ends each row after another length, as `generate` sees it: it asks for every row at every step."""
+
+        def __call__(self, input_ids, scores, **kwargs):
+            return torch.tensor([input_ids.shape[1] >= 8 + 3 * row for row in range(len(input_ids))])
+
+    model = tiny.model(ScratchDecoderForCausalLM)
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
+    options = {"stopping_criteria": StoppingCriteriaList([Once()]), "max_new_tokens": 20, "do_sample": False}
+    inputs = prompts(model, 2, 5, "left")
+    expected = model.generate(**inputs, **options)
+    assert model.generate(**inputs, **options, custom_generate=CompiledDecoding("eager")).equal(expected)
+
+
+@pytest.mark.parametrize("model_class", tiny.LANGUAGE_MODELS[1:], ids=tiny.family)
+def test_a_call_inside_a_call_has_a_cache_of_its_own(model_class):
+    """As two threads of a server have."""
+
+    class Inside(StoppingCriteria):
+        def __call__(self, input_ids, scores, **kwargs):
+            model.generate(**prompts(model, 1, 5, "left"), **options)
+            return torch.tensor([False])
+
+    model, decode = tiny.model(model_class), CompiledDecoding("eager")
+    options = {"max_new_tokens": 12, "do_sample": False, "custom_generate": decode}
+    inputs = prompts(model, 1, 6, "left")
+    expected = model.generate(**inputs, **options)
+    assert model.generate(**inputs, **options, stopping_criteria=StoppingCriteriaList([Inside()])).equal(expected)
+    assert expected.equal(model.generate(**inputs, max_new_tokens=12, do_sample=False)) and len(decode.steps) == 1
+
+
+def test_autocast_is_refused():
+    model = tiny.model(ScratchDecoderForCausalLM)
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ValueError, match="autocast: load the model in the pre"):
+        model.generate(**prompts(model, 1, 5, "left"), max_new_tokens=5, custom_generate=CompiledDecoding("eager"))
+
+
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("model_class", tiny.LANGUAGE_MODELS[1:], ids=tiny.family)
 def test_a_graph_is_made_once_and_kept(model_class, rows, monkeypatch):
