@@ -129,7 +129,7 @@ def measured(
         for index, contender in enumerate(CONTENDERS):
             row: dict[str, Any] = {"engine": contender.engine, "precision": contender.precision}
             rows.append(row)
-            print(f"{contender.title} ...", flush=True)
+            print(f"{name_of(row)} ...", flush=True)
             try:
                 files = written(contender, arguments.model, place / f"{index}-{contender.precision}{contender.suffix}")
                 row |= {"version": version(contender.package), "disk_bytes": size(files)}
@@ -142,6 +142,8 @@ def measured(
                 said = " ".join(str(error).split()).replace(f"{arguments.model}", arguments.model.name)
                 row["refused"] = said.replace("|", "/")[:300] or type(error).__name__
                 running.pop(index, None)
+                if not running:  # the others are compared with the first
+                    raise ValueError(f"{OURS}: {row['refused']}") from None
         rounds: dict[int, list[dict[str, float]]] = {index: [] for index in running}
         for _ in range(arguments.rounds):
             for index, engine in running.items():
@@ -195,9 +197,7 @@ def judge(
     """Say of each row in how many texts its tokens are those of `generate`, and of translators BLEU."""
     from sacrebleu.metrics import BLEU
 
-    first = rows[0].get("written")
-    if first is None:
-        raise ValueError(f"{OURS}: {rows[0]['refused']}")
+    first = rows[0]["written"]
     told = [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in first]
     for row in rows:
         if (tokens := row.pop("written", None)) is not None:
@@ -209,6 +209,10 @@ def judge(
                 row["bleu_beside"] = "references" if references else OURS
 
 
+def name_of(row: dict[str, Any]) -> str:
+    return f"{row['engine']}, {row['precision']}"
+
+
 def title(record: dict[str, Any]) -> str:
     """What was measured, on what."""
     model, about = record["model"], record["environment"]
@@ -218,7 +222,7 @@ def title(record: dict[str, Any]) -> str:
 
 def cells(row: dict[str, Any]) -> list[str]:
     """What a table says of a contender, in the order of `HEAD`."""
-    name = f"{row['engine']}, {row['precision']}"
+    name = name_of(row)
     if "refused" in row:
         return [name, row["refused"], *[""] * (len(HEAD) - 2)]
     return [

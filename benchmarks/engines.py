@@ -41,10 +41,6 @@ class Contender:
     open: Callable[[Settings, Path], Writer]
     suffix: str = ""  # of a file
 
-    @property
-    def title(self) -> str:
-        return f"{self.engine}, {self.precision}"
-
 
 # --- Ours -----------------------------------------------------------------------------------------------------------
 

@@ -139,15 +139,10 @@ def scored(words: Sequence[str], folder: Path) -> dict[str, Any]:
     """What `evaluate` prints."""
     printed, _ = command(words, folder)
     scores: dict[str, Any] = {}
-    of_loss: np.ndarray | None = None
     for name, value, low, high in SCORE.findall(printed):
         scores[name] = float(value)
         if low and name in HEADLINES.values():
             scores["interval"] = [float(low), float(high)]
-        elif low and name == "loss":
-            of_loss = np.array([float(low), float(high)]) / float(value)
-    if "bits_per_byte" in scores and of_loss is not None:  # which are the loss in other units
-        scores["interval"] = (of_loss * scores["bits_per_byte"]).tolist()
     return scores
 
 

@@ -2,9 +2,9 @@
 
 import contextlib
 import math
-from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -94,7 +94,7 @@ def measure(session: Session, model: PreTrainedModel, corpus: Corpus) -> tuple[d
 @torch.no_grad()
 def evaluate(run: Session, model: torch.nn.Module, corpus: Corpus, with_interval: bool = False) -> dict[str, Any]:
     """Loss and the objective's other metrics over a whole corpus, each process taking some of the batches; with the
-    interval that the loss of other text of that kind would be in, as far as the batches tell.
+    interval that each would be in of other text of that kind, as far as the batches tell.
 
     Raises Interrupted when one of them has received a signal.
     """
@@ -107,30 +107,26 @@ def evaluate(run: Session, model: torch.nn.Module, corpus: Corpus, with_interval
         key=(run.recipe.seed, EVALUATION),
         first_step=run.recipe.optimisation.max_steps,  # where a masking schedule ends
     )
-    sums: dict[str, torch.Tensor] = defaultdict(lambda: torch.zeros((), dtype=torch.float64, device=accelerator.device))
-    parts: dict[int, tuple[torch.Tensor, int]] = {}
-    targets = 0
+    done: dict[int, dict[str, Any]] = {}
     for index, counts in _turns(run, model, len(plan)):
         batch, count = batches[index]
         with accelerator.autocast():
             scores = objective.score(model, {n: v.to(accelerator.device) for n, v in batch.items()})
         if counts:
-            targets += count
-            parts[index] = scores["loss_sum"], count
-            for name, value in scores.items():
-                sums[name] += value
-    sums["targets"] += targets
-    totals: dict[str, float] = defaultdict(float)
-    # As objects, since a process for which there was no batch does not know the names.
-    for part in _gathered(run, {name: float(value) for name, value in sums.items()}):
-        for name, value in part.items():
-            totals[name] += value
-    if not totals["targets"]:
+            done[index] = scores | {"targets": count}
+    mine = [(index, {name: float(value) for name, value in scores.items()}) for index, scores in done.items()]
+    parts = sorted((pair for each in _gathered(run, mine) for pair in each), key=itemgetter(0))
+    sums = np.array([list(each.values()) for _, each in parts])  # (batches, names), targets last
+    if not (targets := int(sums[..., -1].sum())):
         raise RecipeError(f"data.splits: an evaluation of {corpus.rows} rows has nothing to predict: give more text")
-    values: dict[str, Any] = objective.summary(totals, int(totals.pop("targets")), corpus)
+
+    def summary(totals: np.ndarray) -> dict[str, float]:
+        return objective.summary(dict(zip(parts[0][1], totals * (targets / totals[-1]), strict=True)), targets, corpus)
+
+    values: dict[str, Any] = summary(sums.sum(0))
     if with_interval:
-        every = [pair for part in _gathered(run, [(i, float(s), n) for i, (s, n) in parts.items()]) for pair in part]
-        values["loss_interval"] = metrics.interval([s for _, s, _ in sorted(every)], [n for _, _, n in sorted(every)])
+        drawn = [summary(totals) for totals in metrics.resampled(sums) if totals[-1]]
+        values |= {f"{name}_interval": metrics.likely([each[name] for each in drawn]) for name in values}
     return values
 
 

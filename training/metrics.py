@@ -97,14 +97,16 @@ def read(path: Path) -> list[dict[str, Any]]:
     return read_metrics(path) if path.exists() else []
 
 
-def interval(sums: Sequence[float], counts: Sequence[float]) -> list[float] | None:
-    """Where the mean would lie in 95 of 100 cases if other parts of the same kind had been drawn: the bootstrap (Efron
-    1979) of parts with these sums, of so many each. None for a single part, which says nothing."""
-    if len(sums) < 2:
-        return None
-    drawn = np.random.default_rng(0).integers(len(sums), size=(RESAMPLED, len(sums)))
-    means = np.asarray(sums)[drawn].sum(1) / np.asarray(counts)[drawn].sum(1)
-    return [float(each) for each in np.quantile(means, (0.025, 0.975))]
+def resampled(parts: np.ndarray) -> np.ndarray:  # (parts, ...) -> (times, ...)
+    """Totals of as many parts, drawn from these again and again: the bootstrap (Efron 1979). None, 0 times, of a single
+    part, which says nothing of others."""
+    times, count, rng = RESAMPLED * (len(parts) > 1), len(parts), np.random.default_rng(0)
+    return np.array([rng.multinomial(count, [1 / count] * count) @ parts for _ in range(times)])
+
+
+def likely(values: Sequence[float] | np.ndarray) -> list[float] | None:
+    """Between which 95 of 100 are; None if there are none."""
+    return [float(each) for each in np.quantile(values, (0.025, 0.975))] if len(values) else None
 
 
 def _metrics() -> dict[str, Metric]:
@@ -121,9 +123,9 @@ def translation_scores(outputs: Sequence[str], references: Sequence[str]) -> dic
 
 
 def translation_intervals(outputs: Sequence[str], references: Sequence[str]) -> dict[str, list[float] | None]:
-    """Of these scores, as `interval` means it, by sacreBLEU's own bootstrap of the rows."""
-    matches = _matches(outputs, references)
-    found = {"exact_match_interval": interval(matches, [1.0] * len(matches))}
+    """Of these scores, by sacreBLEU's own bootstrap of the rows."""
+    matches = np.array(_matches(outputs, references))
+    found = {"exact_match_interval": likely(resampled(matches) / len(matches))}
     for name, metric in _metrics().items() if len(matches) > 1 else ():
         try:
             score = metric.corpus_score(list(outputs), [list(references)], n_bootstrap=RESAMPLED)
