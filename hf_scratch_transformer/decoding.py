@@ -10,6 +10,7 @@ with what is around them, and which run at the speed of memory.
 Shapes: B rows, T tokens of a prompt, L tokens so far, S tokens of the source, D input and F output width of a matrix.
 """
 
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,7 +23,14 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo import lookup_backend
 from torch.nn import functional as F
-from transformers import LogitsProcessorList, PreTrainedModel, StaticCache, StoppingCriteriaList
+from transformers import (
+    EosTokenCriteria,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    PreTrainedModel,
+    StaticCache,
+    StoppingCriteriaList,
+)
 from transformers.cache_utils import EncoderDecoderCache
 from transformers.generation import GenerationMode
 
@@ -84,8 +92,12 @@ class CompiledDecoding:
             raise ValueError("CompiledDecoding: position_ids must be those that attention_mask gives")
         shapes = tuple(tuple(each.shape) for each in inputs.values() if isinstance(each, Tensor))
         key = (model, model.dtype, rows, slots, shapes, torch.get_num_threads())
-        logits, tokens = next_tokens(model, input_ids, positions, inputs)  # prompts have any length: not compiled
-        step = self.steps[key].bind(inputs) if key in self.steps else None  # the cache has its tensors now
+        step = self.steps.setdefault(key, Step(self.backend, model)).bind(inputs)
+        if encoded is None or input_ids.shape[1] > 1:  # prompts have any length: not compiled
+            logits, tokens = next_tokens(model, input_ids, positions, inputs)
+        else:
+            logits, tokens = step(input_ids, None)
+        is_over = ending(stopping_criteria, rows)
         unfinished, pad = torch.ones(rows, dtype=torch.bool), generation_config._pad_token_tensor
         may_pad = rows > 1 and any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)
         is_plain = not logits_processor and not generation_config.do_sample
@@ -95,17 +107,28 @@ class CompiledDecoding:
             if may_pad:
                 tokens = torch.where(unfinished[:, None], tokens, pad)
             input_ids = torch.cat([input_ids, tokens], dim=1)
-            unfinished &= ~stopping_criteria(input_ids, logits)
-            if not unfinished.any():
+            if is_over(input_ids, logits, unfinished):
                 return input_ids
             positions = None if positions is None else positions[:, -1:] + 1
-            if step is None:
-                made = Step(self.backend)
-                with products(model, multiply_row if rows == 1 else nn.Linear.forward):
-                    logits, tokens = made.compile(model, tokens, positions, inputs)
-                self.steps[key], step = made, made.bind(inputs)
-            else:
-                logits, tokens = step(tokens, positions)
+            logits, tokens = step(tokens, positions)
+
+
+def ending(criteria: StoppingCriteriaList, rows: int) -> Callable[[Tensor, Tensor, Tensor], bool]:
+    """Whether all rows are over, of the tokens so far (B, L) and the last logits; it notes which are (B).
+
+    What `generate` asks of a single row by itself needs no operation on tensors: each takes as long as a small layer.
+    """
+
+    def is_over(input_ids: Tensor, logits: Tensor, unfinished: Tensor) -> bool:
+        unfinished &= ~criteria(input_ids, logits)
+        return not unfinished.any()
+
+    usual = {type(criterion): criterion for criterion in criteria}
+    if rows > 1 or len(usual) < len(criteria) or not usual.keys() <= {MaxLengthCriteria, EosTokenCriteria}:
+        return is_over
+    ends = set(usual[EosTokenCriteria].eos_token_id.tolist()) if EosTokenCriteria in usual else set()
+    longest = usual[MaxLengthCriteria].max_length if MaxLengthCriteria in usual else math.inf
+    return lambda input_ids, logits, unfinished: input_ids.shape[1] >= longest or int(input_ids[0, -1]) in ends
 
 
 class Step:
@@ -115,56 +138,67 @@ class Step:
     small model takes. Here the weights are those of the first call.
     """
 
-    def __init__(self, backend: Any):
-        self.backend = backend
-        self.run: Callable[..., Any]
+    def __init__(self, backend: Any, model: PreTrainedModel):
+        self.backend, self.model = backend, model
+        self.run: Callable[..., Any] | None = None
         self.tensors: list[Any]  # that the graph reads: weights, and places for what changes
-        self.outputs: Any
-
-    def compile(self, model: PreTrainedModel, tokens: Tensor, positions: Tensor | None, inputs: dict[str, Any]) -> Next:
-        """The first call: what `next_tokens` returns of the same."""
-        # A function of its own, since the graphs of a function are looked up by its code, of which there may be eight.
-        own = FunctionType(next_tokens.__code__.replace(), next_tokens.__globals__, next_tokens.__name__)
-        results = torch.compile(own, fullgraph=True, dynamic=False, backend=self.build)(
-            model, tokens, positions, inputs
-        )
-        self.results = places(results, self.outputs)
-        self.new, self.kept = places([tokens, positions], self.tensors), places(tensors_of(inputs), self.tensors)
-        for place in {*self.new, *self.kept} - {None}:
-            self.tensors[place] = None
-        del self.outputs
-        return results
-
-    def build(self, graph: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
-        """The backend of torch.compile: the one that was asked for, whose function and tensors are kept."""
-        if self.backend == "inductor":
-            self.run = torch._inductor.compile(graph, examples, options=INDUCTOR)
-        else:
-            self.run = lookup_backend(self.backend)(graph, examples)
-
-        def first(*tensors: Any) -> Any:
-            self.tensors, self.outputs = list(tensors), self.run(*tensors)
-            return self.outputs
-
-        return first
 
     def bind(self, inputs: dict[str, Any]) -> Callable[[Tensor, Tensor | None], Next]:
         """The graph with the mask, states and cache of a call, which has as many of each as the first."""
-        tensors = list(self.tensors)
-
-        def put(where: list[int | None], what: list[Any]) -> None:
-            for place, tensor in zip(where, what, strict=True):
-                if place is not None:
-                    tensors[place] = tensor
+        tensors: list[Any] = []
 
         def step(tokens: Tensor, positions: Tensor | None) -> Next:
-            put(self.new, [tokens, positions])
+            if self.run is None:
+                return self.compile(tokens, positions, inputs)
+            if not tensors:  # a cache has its own since the prompt
+                tensors.extend(self.tensors)
+                put(tensors_of(inputs), self.kept, tensors)
+            put([tokens, positions], self.new, tensors)
             outputs = self.run(*tensors)
             logits, likeliest = (outputs[place] for place in self.results)
             return logits, likeliest
 
-        put(self.kept, tensors_of(inputs))
         return step
+
+    def compile(self, tokens: Tensor, positions: Tensor | None, inputs: dict[str, Any]) -> Next:
+        """The first call, of a function of its own: the graphs of a function are looked up by its code, of which there
+        may be eight."""
+        own = FunctionType(next_tokens.__code__.replace(), next_tokens.__globals__, next_tokens.__name__)
+        graph = Graph(self.backend)
+        function = torch.compile(own, fullgraph=True, dynamic=False, backend=graph.compile)
+        with products(self.model, multiply_row if len(tokens) == 1 else nn.Linear.forward):
+            results = function(self.model, tokens, positions, inputs)
+        self.results = places(results, graph.outputs)
+        self.new, self.kept = places([tokens, positions], graph.inputs), places(tensors_of(inputs), graph.inputs)
+        self.tensors = graph.inputs
+        put([None] * len(self.new + self.kept), self.new + self.kept, self.tensors)
+        self.run = graph.run
+        return results
+
+
+class Graph:
+    """A backend of torch.compile that makes of a graph what another does, and keeps that, and what its first call read
+    and gave."""
+
+    def __init__(self, backend: Any):
+        self.backend = backend
+
+    def compile(self, graph: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
+        if self.backend == "inductor":
+            self.run = torch._inductor.compile(graph, examples, options=INDUCTOR)
+        else:
+            self.run = lookup_backend(self.backend)(graph, examples)
+        return self.first
+
+    def first(self, *inputs: Any) -> Any:
+        self.inputs, self.outputs = list(inputs), self.run(*inputs)
+        return self.outputs
+
+
+def put(tensors: Iterable[Any], where: Iterable[int | None], into: list[Any]) -> None:
+    for place, tensor in zip(where, tensors, strict=True):
+        if place is not None:
+            into[place] = tensor
 
 
 def places(tensors: Iterable[Any], among: Sequence[Any]) -> list[Any]:
@@ -232,13 +266,13 @@ def of_translator(model: PreTrainedModel, attention_mask: Tensor | None, states:
     """What every step of a target is given beside its tokens; states (B, S, D) are padded, for few lengths."""
     mask = states.new_ones(states.shape[:2], dtype=torch.long) if attention_mask is None else attention_mask
     missing = slots_for(states.shape[1]) - states.shape[1]
+    states = F.pad(states, (0, 0, 0, missing))
     config = model.config.get_text_config(decoder=True)
-    caches = [StaticCache(config=config, max_cache_len=most) for most in (slots, states.shape[1] + missing)]
-    return {
-        "attention_mask": F.pad(mask, (0, missing)),
-        "encoder_outputs": (F.pad(states, (0, 0, 0, missing)),),
-        "past_key_values": EncoderDecoderCache(*caches),
-    }
+    own, cross = (StaticCache(config=config, max_cache_len=most) for most in (slots, states.shape[1]))
+    cache = EncoderDecoderCache(own, cross)
+    for block, layer in zip(model.get_decoder().layers, own.layers, strict=True):
+        layer.lazy_initialization(*block.cross_attn.encoder_keys_and_values(states, cache))
+    return {"attention_mask": F.pad(mask, (0, missing)), "encoder_outputs": (states,), "past_key_values": cache}
 
 
 def next_tokens(model: PreTrainedModel, tokens: Tensor, positions: Tensor | None, inputs: dict[str, Any]) -> Next:

@@ -258,8 +258,8 @@ def push(
     """Upload a complete folder to the Hub; the repository, and the branch `revision`, are made if they are not there.
 
     Sent are the weights, the code and `CONTENTS`; a card that says what engines made of other weights says it no more.
-    Weights and results of an earlier upload that the folder no longer
-    has are deleted in the same commit. `token`: the stored one by default.
+    Weights and results of an earlier upload that the folder no longer has are deleted in the same commit. `token`: the
+    stored one by default.
 
     Raises:
         ValueError: the folder is not complete or holds something else (nothing is sent), or the Hub refuses the card's
@@ -303,7 +303,8 @@ def record_check(folder: str | os.PathLike[str], cells: Sequence[str]) -> None:
         "What `scratch-transformer export` made of these weights, run beside the model on the same random tokens:\n\n"
         f"<!-- weights: {weights} -->\n{_table(CHECKED, ())}\n" + "\n".join(sorted(rows)) + "\n<!-- end -->\n\n"
     )
-    start, end = found.span() if found else [max(card.find("## Limits"), 0) or len(card)] * 2
+    limits = re.search(r"^## Limits$", card, re.MULTILINE)
+    start, end = found.span() if found else [limits.start() if limits else len(card)] * 2
     write_text(path, card[:start] + section + card[end:])
 
 

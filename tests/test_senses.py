@@ -175,6 +175,13 @@ def test_data_that_is_none_is_named(tmp_path: Path) -> None:
     (folder / "test.gold.txt").write_text("0\n")
     with pytest.raises(ValueError, match="6 sentences in test.data.txt, 1 senses in test.gold.txt"):
         senses.read(folder)
+    for labels in ('["a", "b"]', '{"0": 1}'):
+        (folder / "classes_map.txt").write_text(labels)
+        with pytest.raises(ValueError, match="classes_map.txt must name each sense"):
+            senses.read(folder)
+    (folder / "classes_map.txt").write_text("{")
+    with pytest.raises(ValueError, match="classes_map.txt: "):
+        senses.read(folder)
 
 
 def test_the_command(model, tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,6 +27,7 @@ from tqdm import tqdm
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..embedding import BATCH_TOKENS, batches_by_length, check_ids, longest_input
+from ..files import reading
 from .plot import open_model, open_tokenizer
 
 LAST_LAYERS = 1
@@ -89,9 +90,14 @@ def read(path: str | Path) -> dict[str, Examples]:
 
 
 def _read_folder(folder: Path, split: str) -> list[tuple[Occurrence, str]]:
-    names = json.loads((folder / "classes_map.txt").read_text(encoding="utf-8"))
-    lines = (folder / f"{split}.data.txt").read_text(encoding="utf-8").splitlines()
-    gold = (folder / f"{split}.gold.txt").read_text(encoding="utf-8").split()
+    labels = folder / "classes_map.txt"
+    with reading(labels):
+        names = json.loads(labels.read_text(encoding="utf-8"))
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise ValueError(f'{labels} must name each sense, {{"0": "river", ...}}')
+    with reading(folder):
+        lines = (folder / f"{split}.data.txt").read_text(encoding="utf-8").splitlines()
+        gold = (folder / f"{split}.gold.txt").read_text(encoding="utf-8").split()
     if len(lines) != len(gold):
         raise ValueError(
             f"{folder}: {len(lines)} sentences in {split}.data.txt, {len(gold)} senses in {split}.gold.txt"
