@@ -28,6 +28,7 @@ from typing import Any
 from hf_scratch_transformer import hub
 from hf_scratch_transformer.files import write_text
 from training import metrics
+from training.cards import logs
 
 from . import deployment, scale, texts
 from .gpu import read_record
@@ -149,7 +150,7 @@ def last(path: Path, event: str, name: str) -> dict[str, Any]:
 
 def over_seeds(card: Path, score: str) -> str:
     """`97.5 ± 0.3 over 3 seeds`: the score of the test. Raises ValueError where a run was not tested."""
-    values = [last(path, "test", score)[score] for path in (card / "metrics.jsonl", *sorted(card.glob("seed-*.jsonl")))]
+    values = [last(path, "test", score)[score] for path in logs(card)]
     spread = f" ± {statistics.stdev(values):.2g} over {len(values)} seeds" if len(values) > 1 else ", one seed"
     return f"{statistics.mean(values):.4g}{spread}"
 

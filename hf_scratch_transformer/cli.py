@@ -14,7 +14,8 @@ TRAINING = {
     "train": "a model from a recipe",
     "prepare": "tokenise the corpus of a recipe ahead of a run",
     "plan": "what a run of a recipe will take on this machine",
-    "evaluate": "a finished model on text or pairs",
+    "evaluate": "a finished model on text or pairs, senses or a task",
+    "verify": "the recipe of a model card, from another seed",
 }
 
 

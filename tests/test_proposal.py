@@ -83,6 +83,17 @@ def test_letters_without_words_are_tokens(tmp_path):
     assert parse([str(proposed("masked_lm", tmp_path))]).tokenizer.algorithm == "char"
 
 
+def test_no_pair_is_too_long_for_a_small_vocabulary(corpus):
+    """Whose tokens have two letters."""
+    draw = random.Random(2)
+    signs = [chr(sign) for sign in range(0x4E00, 0x4E00 + 300)]  # of which a few hundred tokens are taken already
+    texts = ["".join(draw.choices(signs, k=8)) + " " + " ".join(draw.choices(WORDS, k=30)) for _ in range(200)]
+    for side in ("en", "xx"):
+        (corpus / f"train.{side}").write_text("\n".join(texts) + "\n", encoding="utf-8")
+    run, _, _ = plan.begun([str(proposed("translation", corpus))])
+    assert run.rows == 200
+
+
 def test_repeated_rows_are_left_out(corpus):
     train = corpus / "train.txt"
     train.write_text(train.read_text() * 2)
@@ -98,6 +109,7 @@ def test_repeated_rows_are_left_out(corpus):
         (["causal_lm", "--data", "x", "--minutes", "soon"], "invalid float value: 'soon'"),
         (["causal_lm", "--data", "x", "--layers", "3"], "unrecognized arguments: --layers 3"),
         (["causal_lm", "--data", "nowhere"], "--data: nowhere is not there"),
+        (["causal_lm", "--data", ".", "--output", "no/new.yaml"], "--output: there is no folder no"),
     ],
 )
 def test_words_that_cannot_be_are_named(words, said, tmp_path, monkeypatch, capsys):

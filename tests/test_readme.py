@@ -87,7 +87,7 @@ ROWS = {
     """scratch-transformer evaluate runs/notes/model --data notes.txt --data.splits '{"test": ["text[95%:]"]}'""": Row(
         prints=r"loss"
     ),
-    "python -m benchmarks text causal_lm --data FOLDER --minutes 1.5": Row(
+    "python -m benchmarks text causal_lm --data FOLDER --minutes 2": Row(
         "takes minutes; tests/benchmarks/test_texts.py runs it on a few lines"
     ),
     "accelerate launch -m training training/recipes/multi30k_en_de.yaml": Row("its corpus comes from the Hub"),
@@ -103,6 +103,7 @@ ROWS = {
         means={"MODEL": "runs/shakespeare_char_cpu/model", **SENSES}, prints=r"macro_f1"
     ),
     "python -m training evaluate MODEL --task arc_easy": Row("needs lm_eval and a corpus of the Hub; make test-tools"),
+    "python -m training verify CARD --data.path FOLDER": Row("a whole run; tests/test_cards.py does small ones"),
     "accelerate launch --multi_gpu --num_processes 8 -m training RECIPE.yaml": Row(GPUS),
     "accelerate launch --use_fsdp --fsdp_version 2 --num_processes 8 -m training RECIPE.yaml": Row(GPUS),
     "accelerate launch --use_fsdp --fsdp_version 2 --use_parallelism_config --parallelism_config_tp_size 8 "

@@ -5,14 +5,16 @@
     python -m training prepare RECIPE.yaml [--key value ...]
     python -m training plan RECIPE.yaml [--minutes M [--fit]] [--gpus 8xH100] [--key value ...]
     python -m training new OBJECTIVE --data PATH [--minutes M] [--columns SOURCE TARGET] [--output RECIPE.yaml]
+    python -m training verify CARD_FOLDER [--key value ...]
 
 Where the package is installed, it is `hf_scratch_transformer.training`, and `scratch-transformer train` and `evaluate`
 are the same in one process. RECIPE may also be the name of one that comes with it.
 
 The second measures a finished model, a folder or an id on the Hub, and writes nothing; the third tokenises the training
-split ahead of a run, which else does so at its first start; the fourth says what a run will take; the last writes a
-recipe for a text and a number of minutes. `--help` lists the keys. A run's folder (`--output_dir`) holds `recipe.yaml`,
-`environment.json`, `tokenizer/`, `metrics.jsonl`, `curves.png`, `checkpoints/` and `model/`.
+split ahead of a run, which else does so at its first start; the fourth says what a run will take; the fifth writes a
+recipe for a text and a number of minutes; the last trains the recipe of a model card from another seed, and says
+whether that ends where the card's seeds do. `--help` lists the keys. A run's folder (`--output_dir`) holds
+`recipe.yaml`, `environment.json`, `tokenizer/`, `metrics.jsonl`, `curves.png`, `checkpoints/` and `model/`.
 
 Exit codes: 0 done, 1 failed, 2 the recipe or its data cannot be used, 130 and 143 stopped by SIGINT and SIGTERM (saved;
 `--resume` goes on). `accelerate launch` makes 1 of all but 0, with a traceback of its own unless it is told `--quiet`;
@@ -38,6 +40,7 @@ with leaving_at_once():  # these take seconds, in which one may think better of 
     from hf_scratch_transformer.onednn import onednn_products
 
     from . import evaluation, launcher, loop
+    from .cards import verify
     from .checkpoints import CheckpointError
     from .folder import claimed
     from .plan import plan
@@ -72,6 +75,9 @@ def main(arguments: list[str]) -> int:
             plan(arguments[1:])
         elif arguments[:1] == ["new"]:
             propose(arguments[1:])
+        elif arguments[:1] == ["verify"]:
+            if wrong := verify(arguments[1:], train):
+                raise TrainingError(f"{arguments[1]}: not as the card says: {', '.join(wrong)}")
         else:
             train(parse(arguments), recipe_path(arguments[0]))
     except RecipeError as error:
@@ -113,6 +119,7 @@ usage: accelerate launch -m {__package__} RECIPE.yaml [--key value ...]
            [--gpus 8xH100] [--key value ...]
        python -m {__package__} new OBJECTIVE --data PATH [--minutes M]
            [--columns SOURCE TARGET] [--output RECIPE.yaml]
+       python -m {__package__} verify CARD_FOLDER [--key value ...]
 
 Train a model from a recipe, a YAML file of the fields below. On the command
 line, which wins, keys are dotted: `--key value`, or `--key` alone for true.
@@ -124,8 +131,10 @@ heeds objective, data, evaluation, optimisation and seed. The third tokenises
 the training split ahead of a run, which else does so at its first start. The
 fourth does a few steps and says what the run will take, with --minutes, how
 many steps fit into these, with --fit beside it, of a model of which size, and
-with --gpus, how long the run takes on these. The last looks at a text, measures
-this machine, and writes a recipe for both, the reason beside each choice.
+with --gpus, how long the run takes on these. The fifth looks at a text,
+measures this machine, and writes a recipe for both, the reason beside each
+choice. The last trains the recipe of a model card from another seed, and says
+whether that ends where the card's seeds do.
 """
 
 

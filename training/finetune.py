@@ -38,7 +38,7 @@ from hf_scratch_transformer.files import possible_path, reading, replacing, writ
 from hf_scratch_transformer.insight import senses
 from hf_scratch_transformer.tokenization import check_unknown
 
-from . import metrics
+from . import cards, metrics
 from .folder import check, claimed, environment
 from .publication import say_where
 from .run import TrainingError, check_weights
@@ -128,7 +128,7 @@ def finetune(task: Task, arguments: TrainingArguments, source: Path) -> None:
     named = {"the recipe": source, "model": Path(task.model), "data": Path(task.data)}
     check(folder, named.items(), resume=False, overwrite=True)  # of what a run wrote that was not finished
     if task.model_card is not None:
-        metrics.check_card(Path(task.model_card), source, folder)
+        cards.check(Path(task.model_card), source, folder)
     words = senses.read(task.data)
     names = sorted({f"{word}/{sense}" for word, some in words.items() for _, sense in some.train})
     label_of = {name: label for label, name in enumerate(names)}
@@ -243,7 +243,7 @@ def write(
         shutil.copy(folder / "curves.png", temporary)
         hub.write_model_card(temporary, records)
     if task.model_card is not None:
-        metrics.copy_card(folder, Path(task.model_card))
+        cards.copy(folder, Path(task.model_card))
     say_where(folder)
 
 

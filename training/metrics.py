@@ -2,9 +2,7 @@
 
 import json
 import math
-import os
 import re
-import shutil
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -14,7 +12,6 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
-import yaml
 from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.metrics.base import Metric
 from tqdm import tqdm
@@ -170,33 +167,6 @@ def draw(lines: Sequence[dict[str, Any]], path: Path) -> None:
     from hf_scratch_transformer.insight.pictures import curves, save  # matplotlib is loaded once there is a picture
 
     save(curves({path.parent.name: lines}), path)
-
-
-COPIED = ("model/README.md", "curves.png", "metrics.jsonl")  # of a run, to its card
-CARD = (*(Path(name).name for name in COPIED), "recipe.yaml", "environment.json")
-
-
-def check_card(folder: Path, source: Path, run: Path) -> None:
-    """Whether the card of a run, whose recipe is in the file `source`, may be written into a folder: a new one, or that
-    of an earlier card. Raises RecipeError otherwise."""
-    if folder.exists() and not folder.is_dir():
-        raise RecipeError(f"model_card: {folder} is a file; give a folder")
-    if folder.resolve() == run.resolve():
-        raise RecipeError(f"model_card: {folder} is output_dir; give another folder")
-    present = [name for name in CARD if os.path.lexists(folder / name)]
-    if present and ("metrics.jsonl" not in present or source.resolve() in {(folder / name).resolve() for name in CARD}):
-        raise RecipeError(f"model_card: {folder} holds {', '.join(present)} of no card, which it would replace")
-
-
-def copy_card(run: Path, folder: Path) -> None:
-    """What a run says of its model, for a place that holds no weights: `model_cards/` of this project."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in COPIED:
-        shutil.copy(run / name, folder)
-    recipe = yaml.safe_load((run / "recipe.yaml").read_text(encoding="utf-8"))
-    environment = json.loads((run / "environment.json").read_text(encoding="utf-8"))
-    write_text(folder / "recipe.yaml", yaml.safe_dump(public(recipe), sort_keys=False, allow_unicode=True))
-    write_text(folder / "environment.json", json.dumps(public(environment), indent=1) + "\n")
 
 
 def public(value: Any) -> Any:

@@ -29,7 +29,7 @@ from .survey import Survey, repeated, survey
 PASSES = 16  # over a text, beyond which more of them teach a language model next to nothing (Muennighoff et al. 2023)
 PASSES_MASKED = 40  # of which each masks other tokens
 STEPS = 1000  # from half of which to twice as many there are, by the size of batches
-LETTERS = 4  # in a token of the usual size
+LETTERS, LEAST_LETTERS = 4, 2  # in a token of a usual vocabulary, and of one of hundreds
 EXAMPLES = 100  # of each token of the vocabulary that there should be
 ROUNDS = 3  # of measuring: what fits depends on the size that was measured
 MODELS = {
@@ -79,6 +79,8 @@ def propose(words: Sequence[str]) -> None:
     output = Path(asked.output or f"{Path(asked.data).resolve().stem or 'new'}.yaml")
     if os.path.lexists(output):
         raise RecipeError(f"--output: {output} is there already; name another, or remove it")
+    if not output.parent.is_dir():
+        raise RecipeError(f"--output: there is no folder {output.parent}")
     found = survey(asked.data, asked.objective, asked.columns or ())
     print(f"{asked.data}:", *found.lines(), sep="\n  ", file=sys.stderr)
     command = f"scratch-transformer new {shlex.join(words)}"
@@ -164,7 +166,8 @@ def _choices(
     if (share := repeated(found)) > 0.01:
         yield Choice("data.deduplicate", True, f"{share:.0%} of the rows are there already")
     if is_translation:
-        length = min(256, max(32, 2 ** math.ceil(math.log2(2 * max(found.longest, 1)))))
+        most = found.longest * found.size / found.words / LEAST_LETTERS
+        length = min(512, max(32, 2 ** math.ceil(math.log2(max(most, 1)))))
         yield Choice("data.max_length", length, f"tokens of a side; the longest row has {found.longest:,} words")
     else:
         length = 64 if is_masked and found.words < 40 * found.rows else 128 if is_masked else 256

@@ -15,7 +15,7 @@ from hf_scratch_transformer import hub
 from hf_scratch_transformer.files import replacing
 from hf_scratch_transformer.insight.trace import count_flops
 
-from . import metrics, sharding
+from . import cards, metrics, sharding
 from .base_model import PATH
 from .batches import IGNORED, Draws
 from .corpus import Corpus
@@ -27,6 +27,7 @@ COSTS = {
     "targets": "target tokens predicted in training",
     "flops": "training FLOPs, about",
     "memory_mb": "memory of a process while training, MB",
+    "corpus": "SHA-256 of the training tokens",
 }
 EXAMPLE = 60  # characters of the text that the card shows how to use the model on
 COUNTED = 4  # batches, from whose operations those of the whole run are told
@@ -46,7 +47,7 @@ def publish(run: Run, results: dict[str, Any]) -> None:
     summarise(results)
     say_where(run.folder)
     if recipe.model_card is not None:
-        metrics.copy_card(run.folder, Path(recipe.model_card))
+        cards.copy(run.folder, Path(recipe.model_card))
     if recipe.push_to_hub is not None:
         push(folder, recipe.push_to_hub)
 
@@ -123,7 +124,7 @@ def records(run: Run) -> hub.RunRecords:
     )
 
 
-def cost(run: Run) -> dict[str, float | None]:
+def cost(run: Run) -> dict[str, Any]:
     """What the steps of a run took, by the names of `COSTS`, as far as it is known, and the model's size."""
     flops = target_flops(run)
     return {
@@ -131,6 +132,7 @@ def cost(run: Run) -> dict[str, float | None]:
         "targets": run.state.targets,
         "flops": None if flops is None else float(f"{flops * run.state.targets:.3g}"),
         "memory_mb": max((line.get("memory_mb", 0) for line in metrics.read(run.log.path)), default=0) or None,
+        "corpus": run.identity.get("corpus"),
     }
 
 

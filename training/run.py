@@ -33,7 +33,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerF
 from hf_scratch_transformer.files import replacing, write_text
 from hf_scratch_transformer.tokenization import check_tokenizer, config_fields, sides
 
-from . import checkpoints, corpus, folder, launcher, metrics, preparation, sharding, sources
+from . import cards, checkpoints, corpus, folder, launcher, metrics, preparation, sharding, sources
 from .base_model import PATH, fingerprint, open_base
 from .objectives import OBJECTIVES, Objective
 from .optimisation import autocasts, lr_factor, optimizers
@@ -245,7 +245,7 @@ def open_run(recipe: Recipe, accelerator: Accelerator, source: Path) -> Run:
         named += [(name, Path(path)) for name, path in models.items() if path]
         folder.check(where, named, resume=recipe.resume, overwrite=recipe.overwrite)
         if recipe.model_card is not None:
-            metrics.check_card(Path(recipe.model_card), source, where)
+            cards.check(Path(recipe.model_card), source, where)
     run = prepare(recipe, accelerator, where, started)
     if recipe.resume:
         resume(run)

@@ -1,0 +1,114 @@
+"""Cards gather the seeds of a recipe, and `verify` holds a recipe to them."""
+
+import json
+import math
+import random
+import statistics
+
+import pytest
+
+from training import cards, metrics
+from training.__main__ import main
+
+from . import tiny_runs
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A recipe, its corpus, and a card of three seeds."""
+    place = tmp_path_factory.mktemp("cards")
+    recipe = tiny_runs.write_recipe(place, "causal_lm", optimisation={"max_steps": 6})
+    for seed in (3, 4, 5):
+        words = ["--seed", str(seed), "--model_card", str(place / "card")]
+        assert tiny_runs.run(recipe, place / f"run{seed}", *words) == 0
+    return place
+
+
+@pytest.fixture
+def card(trained, tmp_path):
+    """The card, as it was, and a folder for runs."""
+    folder = tmp_path / "card"
+    folder.mkdir()
+    for file in (trained / "card").iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    return folder
+
+
+def verify(card, trained, tmp_path, *words):
+    path = f"--data.path={trained / 'corpus'}"
+    return main(["verify", str(card), path, f"--output_dir={tmp_path / 'again'}", *words])
+
+
+def test_a_card_gathers_the_seeds_of_its_recipe(trained):
+    folder = trained / "card"
+    assert {file.name for file in folder.iterdir()} == {*cards.FILES, "seed-4.jsonl", "seed-5.jsonl"}
+    losses = [each["loss"] for each in cards.outcomes(folder)]
+    assert losses == [last(trained / f"run{seed}", "test")["loss"] for seed in (3, 4, 5)] and len(set(losses)) == 3
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    assert text.count("## 3 seeds") == 1 and text.index("## 3 seeds") < text.index("\n## Recipe")
+    assert f"| loss | {statistics.mean(losses):.5g} | {statistics.stdev(losses):.2g} |" in text
+    corpus = last(trained / "run3", "finished")["corpus"]
+    assert len(corpus) == 64 and f"| SHA-256 of the training tokens | {corpus} |" in text
+
+
+def last(run, event):
+    return next(line for line in reversed(metrics.read(run / "metrics.jsonl")) if line["event"] == event)
+
+
+def test_the_card_of_another_recipe_has_none_of_its_seeds(trained, card):
+    recipe = trained / "recipe.yaml"
+    words = ["--seed=4", f"--model_card={card}", "--optimisation.max_steps=5"]
+    assert tiny_runs.run(recipe, trained / "other", *words) == 0
+    assert {file.name for file in card.iterdir()} == {*cards.FILES}
+    assert "seeds" not in (card / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_seed_that_is_trained_again_replaces_the_first(trained, card):
+    before = (card / "README.md").read_bytes()
+    cards.copy(trained / "run3", card)
+    assert (card / "README.md").read_bytes() == before and len(cards.outcomes(card)) == 3
+
+
+def test_a_recipe_is_held_to_its_card(trained, card, tmp_path, capsys):
+    assert verify(card, trained, tmp_path) in (0, 1)  # one of twenty seeds is outside
+    told = capsys.readouterr()
+    assert "seed 6" in told.out and "card, 3 seeds" in told.out and "the same" in told.out
+    # A seed of the card itself is where the card is.
+    assert verify(card, trained, tmp_path / "third", "--seed=5") == 0
+    assert capsys.readouterr().err.count("not as the card says") == 0
+
+
+@pytest.mark.parametrize("wrong", ["loss", "flops", "corpus"])
+def test_what_is_not_as_the_card_says_is_named(wrong, trained, card, tmp_path, capsys):
+    values = {"loss": 1.0, "flops": 1e6, "corpus": "0" * 64}
+    for file in (card / "metrics.jsonl", *card.glob(cards.SEEDS)):
+        lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        for line in lines:
+            if line["event"] in ("test", "finished") and wrong in line:
+                line[wrong] = values[wrong]
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    assert verify(card, trained, tmp_path, "--seed=3") == 1
+    assert f"{card}: not as the card says: {wrong}" in capsys.readouterr().err
+
+
+def test_a_card_without_a_spread_is_refused(trained, card, tmp_path, capsys):
+    for file in card.glob(cards.SEEDS):
+        file.unlink()
+    assert verify(card, trained, tmp_path) == 2
+    assert "has metrics of 1 run(s), which have no spread" in capsys.readouterr().err
+    assert verify(tmp_path / "nowhere", trained, tmp_path) == 2
+    assert main(["verify"]) == main(["verify", "--seed=2"]) == 2
+    (card / "seed-4.jsonl").write_text('{"event": "train", "step": 1, "loss": 2.0}\n')
+    assert verify(card, trained, tmp_path) == 2
+    assert "seed-4.jsonl: a run that has not" in capsys.readouterr().err
+    assert not (tmp_path / "again").exists()
+
+
+def test_where_a_further_seed_is_expected():
+    """In 95 of 100 draws of three seeds and one more."""
+    draws = random.Random(0)
+    inside = 0
+    for _ in range(4000):
+        *seeds, another = (draws.gauss(2, 0.5) for _ in range(4))
+        inside += abs(another - statistics.mean(seeds)) <= cards.expected(statistics.stdev(seeds), 3)
+    assert math.isclose(inside / 4000, 0.95, abs_tol=0.015)

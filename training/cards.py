@@ -1,0 +1,170 @@
+"""Cards of runs, which hold what they said of themselves and no weights; and whether their recipes give that again.
+
+    python -m training verify CARD_FOLDER [--key value ...]
+
+A card's folder, as `--model_card` leaves it, holds `recipe.yaml`, `environment.json`, `README.md`, `curves.png` and
+`metrics.jsonl` of a run, and the metrics of its other seeds as `seed-2.jsonl` and so on. Of each score they have a mean
+and a spread, from which follows where a further seed should end.
+"""
+
+import json
+import math
+import os
+import re
+import shutil
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from hf_scratch_transformer.files import write_text
+
+from .metrics import public, read
+from .recipe import Recipe, read_yaml, resolved
+from .sections import RecipeError
+
+COPIED = ("model/README.md", "curves.png", "metrics.jsonl")  # of a run
+FILES = (*(Path(name).name for name in COPIED), "recipe.yaml", "environment.json")
+SEEDS = "seed-[0-9]*.jsonl"
+OF_A_RUN = ("seed", "output_dir", "overwrite", "resume", "model_card", "push_to_hub", "trackers")  # not of its result
+SPREAD = re.compile(r"<!-- seeds -->\n.*?<!-- end -->\n\n", re.DOTALL)
+# Beyond which 5% of Student's t (1908) lie, by degrees of freedom: the spread of few seeds is itself a guess.
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+NORMAL = 1.960  # of many
+FLOPS = 0.02  # by how much the training of seeds may differ: batches by length are no two alike
+
+
+def check(folder: Path, source: Path, run: Path) -> None:
+    """Whether the card of a run, whose recipe is in the file `source`, may be written into a folder: a new one, or that
+    of an earlier card. Raises RecipeError otherwise."""
+    if folder.exists() and not folder.is_dir():
+        raise RecipeError(f"model_card: {folder} is a file; give a folder")
+    if folder.resolve() == run.resolve():
+        raise RecipeError(f"model_card: {folder} is output_dir; give another folder")
+    present = [name for name in FILES if os.path.lexists(folder / name)]
+    if present and (
+        "metrics.jsonl" not in present or source.resolve() in {(folder / name).resolve() for name in FILES}
+    ):
+        raise RecipeError(f"model_card: {folder} holds {', '.join(present)} of no card, which it would replace")
+
+
+def copy(run: Path, folder: Path) -> None:
+    """What a run says of its model, for a place that holds no weights: `model_cards/` of this project. The card of the
+    same recipe from another seed stays, and gains this one; that of another recipe goes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    entries = {
+        name: public(yaml.safe_load((run / name).read_text(encoding="utf-8")))
+        for name in ("recipe.yaml", "environment.json")
+    }
+    recipe, card = entries["recipe.yaml"], folder / "recipe.yaml"
+    before = yaml.safe_load(card.read_text(encoding="utf-8")) if card.exists() else {}
+    is_known = _of_result(before) == _of_result(recipe)
+    if is_known and before.get("seed") != recipe.get("seed"):
+        shutil.copy(run / "metrics.jsonl", folder / f"seed-{recipe.get('seed')}.jsonl")
+    else:
+        for file in () if is_known else folder.glob(SEEDS):
+            file.unlink()
+        for name in COPIED:
+            shutil.copy(run / name, folder)
+        write_text(card, yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True))
+        write_text(folder / "environment.json", json.dumps(entries["environment.json"], indent=1) + "\n")
+    _write_spread(folder)
+
+
+def verify(words: Sequence[str], train: Callable[[Recipe, Path], None]) -> list[str]:
+    """Train the recipe of the card in the folder `words[0]` by `train`, with the overrides after it, and compare.
+
+    Returns:
+        What is not as the card says, of the score that the recipe is judged by, its FLOPs and its corpus.
+
+    Raises:
+        RecipeError: there is no card with a spread, or its recipe or data cannot be used.
+    """
+    if not words or words[0].startswith("-"):
+        raise RecipeError("verify: name the folder of a model card, which holds recipe.yaml and metrics.jsonl")
+    folder, source = Path(words[0]), Path(words[0], "recipe.yaml")
+    before = outcomes(folder)
+    if len(before) < 2:
+        raise RecipeError(
+            f"{folder} has metrics of {len(before)} run(s), which have no spread: train its recipe from other seeds "
+            f"with --model_card {folder}"
+        )
+    tree, problems = read_yaml(source)
+    tree |= {"output_dir": f"runs/verify_{folder.resolve().name}", "model_card": None, "push_to_hub": None}
+    recipe = resolved(str(source), tree, words[1:], problems)
+    if not any(word.partition("=")[0] == "--seed" for word in words):
+        known = [int(digits) for file in folder.glob(SEEDS) for digits in re.findall(r"-(\d+)", file.name)]
+        recipe = recipe.model_copy(update={"seed": 1 + max(recipe.seed, *known)})
+    train(recipe, source)
+    after = outcome(Path(recipe.output_dir) / "metrics.jsonl")
+    rows = list(compared(before, after))
+    table = Table("", f"card, {len(before)} seeds", "expected", f"seed {recipe.seed}", "", title=str(folder))
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+    judged = {recipe.evaluation.best_metric, "flops", "corpus"}
+    return [name for name, *_, verdict in rows if name in judged and verdict]
+
+
+def logs(folder: Path) -> list[Path]:
+    """Metrics of the seeds of a card, of that which its other files are about first."""
+    return [file for file in (folder / "metrics.jsonl", *sorted(folder.glob(SEEDS))) if file.exists()]
+
+
+def outcomes(folder: Path) -> list[dict[str, Any]]:
+    """What came of each seed of a card."""
+    return [outcome(file) for file in logs(folder)]
+
+
+def outcome(file: Path) -> dict[str, Any]:
+    """Scores of the test, or else of the last evaluation, and what the training took. Raises RecipeError where a run
+    has not finished."""
+    last = {line["event"]: line for line in read(file)}
+    scores = last.get("test", last.get("evaluation"))
+    if "finished" not in last or scores is None:
+        raise RecipeError(f"{file}: a run that has not {'been measured' if scores is None else 'finished'}")
+    named = {name: value for name, value in scores.items() if isinstance(value, float) and name != "seconds"}
+    return named | {name: last["finished"][name] for name in ("flops", "corpus") if last["finished"].get(name)}
+
+
+def compared(before: Sequence[Mapping[str, Any]], after: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str, str]]:
+    """For each number: its name, that of the card, where it was expected, what it is, and what is wrong with that."""
+    for name, value in after.items():
+        known = [each[name] for each in before if name in each]
+        if name == "corpus" and known:
+            yield name, known[0][:8], "the same", value[:8], "" if value in known else "another"
+        elif name != "corpus" and len(known) > 1:
+            mean, spread = statistics.mean(known), statistics.stdev(known)
+            reach = FLOPS * mean if name == "flops" else expected(spread, len(known))
+            is_inside = math.isclose(value, mean, rel_tol=1e-9) or abs(value - mean) <= reach
+            bounds = f"{mean - reach:.4g} to {mean + reach:.4g}"
+            yield name, f"{mean:.4g} ± {spread:.2g}", bounds, f"{value:.4g}", "" if is_inside else "outside"
+
+
+def expected(spread: float, seeds: int) -> float:
+    """How far from the mean of so many seeds, of this standard deviation, another is in 95 of 100 cases."""
+    quantile = STUDENT[seeds - 2] if seeds - 2 < len(STUDENT) else NORMAL
+    return quantile * spread * math.sqrt(1 + 1 / seeds)
+
+
+def _of_result(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in recipe.items() if name not in OF_A_RUN}
+
+
+def _write_spread(folder: Path) -> None:
+    """The scores of all seeds, into README.md before the section on training."""
+    path = folder / "README.md"
+    card = SPREAD.sub("", path.read_text(encoding="utf-8"))
+    if len(found := outcomes(folder)) > 1:
+        names = [name for name in found[0] if all(name in each for each in found) and name != "corpus"]
+        rows = [(name, [each[name] for each in found]) for name in names]
+        lines = [f"| {name} | {statistics.mean(v):.5g} | {statistics.stdev(v):.2g} |" for name, v in rows]
+        head = ["| on the test | mean | standard deviation |", "| --- | --- | --- |"]
+        section = "\n".join(["<!-- seeds -->", f"## {len(found)} seeds", "", *head, *lines, "<!-- end -->", "", ""])
+        start = re.search(r"^## (Training|Recipe)$|\Z", card, re.MULTILINE)
+        card = card[: start.start()] + section + card[start.start() :] if start else card
+    write_text(path, card)
