@@ -112,12 +112,12 @@ def verify(words: Sequence[str], train: Callable[[Recipe, Path], None]) -> list[
 
 def logs(folder: Path) -> list[Path]:
     """Metrics of the seeds of a card, of that which its other files are about first."""
-    return [file for file in (folder / "metrics.jsonl", *sorted(folder.glob(SEEDS))) if file.exists()]
+    return [folder / "metrics.jsonl", *sorted(folder.glob(SEEDS))]
 
 
 def outcomes(folder: Path) -> list[dict[str, Any]]:
     """What came of each seed of a card."""
-    return [outcome(file) for file in logs(folder)]
+    return [outcome(file) for file in logs(folder) if file.exists()]
 
 
 def outcome(file: Path) -> dict[str, Any]:
@@ -125,10 +125,11 @@ def outcome(file: Path) -> dict[str, Any]:
     has not finished."""
     last = {line["event"]: line for line in read(file)}
     scores = last.get("test", last.get("evaluation"))
-    if "finished" not in last or scores is None:
+    if scores is None or not last.keys() & {"test", "finished"}:
         raise RecipeError(f"{file}: a run that has not {'been measured' if scores is None else 'finished'}")
+    took = last.get("finished", {})  # which fine-tuning has not counted
     named = {name: value for name, value in scores.items() if isinstance(value, float) and name != "seconds"}
-    return named | {name: last["finished"][name] for name in ("flops", "corpus") if last["finished"].get(name)}
+    return named | {name: took[name] for name in ("flops", "corpus") if took.get(name)}
 
 
 def compared(before: Sequence[Mapping[str, Any]], after: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str, str]]:
@@ -159,7 +160,8 @@ def _write_spread(folder: Path) -> None:
     """The scores of all seeds, into README.md before the section on training."""
     path = folder / "README.md"
     card = SPREAD.sub("", path.read_text(encoding="utf-8"))
-    if len(found := outcomes(folder)) > 1:
+    if len(logs(folder)) > 1:
+        found = outcomes(folder)
         names = [name for name in found[0] if all(name in each for each in found) and name != "corpus"]
         rows = [(name, [each[name] for each in found]) for name in names]
         lines = [f"| {name} | {statistics.mean(v):.5g} | {statistics.stdev(v):.2g} |" for name, v in rows]
