@@ -30,7 +30,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         words.set_defaults(run=_training, name=name)
     for module in MODULES:
         importlib.import_module(f".{module}", __package__).add_commands(subparsers)
-    arguments = parser.parse_args(argv)
+    arguments, rest = parser.parse_known_args(argv)
+    if len(rest) == 1 and not rest[0].startswith("-") and getattr(arguments, "target", "") is None:
+        arguments.target = rest.pop()  # argparse looks for it before the options only
+    if rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         arguments.run(arguments)
     except (ValueError, OSError) as error:

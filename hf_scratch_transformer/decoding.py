@@ -13,6 +13,7 @@ Shapes: B rows, T tokens of a prompt, L tokens so far, S tokens of the source, D
 import math
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -47,6 +48,7 @@ READ = {
 }  # also `generate`'s own
 LEAST_SLOTS = 64  # of a cache, doubled until all tokens fit: few sizes, few graphs
 INDUCTOR = {"cpp_wrapper": True}
+COMPILING = threading.Lock()  # a model's products are others meanwhile
 
 Next = tuple[Tensor, Tensor]  # the last token's logits (B, V) in single precision, and the likeliest next tokens (B, 1)
 
@@ -87,11 +89,13 @@ class CompiledDecoding:
             inputs, positions = of_language_model(model, input_ids, mask, slots)
         else:
             inputs = of_translator(model, mask, encoded[0], slots)
-        chosen_positions = model_kwargs.get("position_ids")
-        if chosen_positions is not None and (positions is None or not chosen_positions.equal(positions)):
-            raise ValueError("CompiledDecoding: position_ids must be those that attention_mask gives")
+        if model_kwargs.get("position_ids") is not None:  # with which `generate` goes on, too
+            positions = model_kwargs["position_ids"]
         shapes = tuple(tuple(each.shape) for each in inputs.values() if isinstance(each, Tensor))
-        key = (model, model.dtype, rows, slots, shapes, torch.get_num_threads())
+        weights = tuple(
+            map(id, model.parameters())
+        )  # others, as `load_state_dict(assign=True)` sets, want other graphs
+        key = (model, model.dtype, weights, rows, slots, shapes, torch.get_num_threads())
         step = self.steps.setdefault(key, Step(self.backend, model)).bind(inputs)
         if encoded is None or input_ids.shape[1] > 1:  # prompts have any length: not compiled
             logits, tokens = next_tokens(model, input_ids, positions, inputs)
@@ -166,7 +170,7 @@ class Step:
         own = FunctionType(next_tokens.__code__.replace(), next_tokens.__globals__, next_tokens.__name__)
         graph = Graph(self.backend)
         function = torch.compile(own, fullgraph=True, dynamic=False, backend=graph.compile)
-        with products(self.model, multiply_row if len(tokens) == 1 else nn.Linear.forward):
+        with COMPILING, products(self.model, multiply_row if len(tokens) == 1 else nn.Linear.forward):
             results = function(self.model, tokens, positions, inputs)
         self.results = places(results, graph.outputs)
         self.new, self.kept = places([tokens, positions], graph.inputs), places(tensors_of(inputs), graph.inputs)
@@ -224,10 +228,16 @@ def refuse(model: PreTrainedModel, generation_config: Any, given: dict[str, Any]
     asked = [name for name in more if getattr(generation_config, name, False)]
     ropes = getattr(text_config, "rope_parameters", None) or {}
     turned = {each.get("rope_type") for each in (ropes, *ropes.values()) if isinstance(each, dict)}
-    unread = [name for name, value in given.items() if value is not None and name not in READ]
+    known = READ - {"position_ids"} if model.config.is_encoder_decoder else READ
+    unread = [name for name, value in given.items() if value is not None and name not in known]
+    table = text_config.max_position_embeddings if isinstance(model, ScratchPreTrainedModel) else 0
+    is_learned = getattr(text_config, "position_embedding_type", None) == "learned"
     problems = {
         f"{type(model).__name__} is not one of ours: convert it": not isinstance(model, ScratchPreTrainedModel),
         f"{', '.join(unread)}: it reads tokens and their mask": bool(unread),
+        f"max_length={generation_config.max_length} must be at most max_position_embeddings={table}": (
+            is_learned and generation_config.max_length > table
+        ),
         "rope_parameters that depend on the length": bool(turned & {"dynamic", "longrope"}),
         f"{model.device} must be cpu: elsewhere, generate compiles with cache_implementation='static'": (
             model.device.type != "cpu"
@@ -255,24 +265,26 @@ def of_language_model(
     model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor | None, slots: int
 ) -> tuple[dict[str, Any], Tensor]:
     """What every step is given beside its tokens, and the positions of the prompt (B, T)."""
-    mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+    mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask.long()
     cache = StaticCache(config=model.config, max_cache_len=slots)
     # Slots that are not filled yet are behind every query.
-    inputs = {"attention_mask": F.pad(mask, (0, slots - mask.shape[1]), value=1), "past_key_values": cache}
+    padded = F.pad(mask, (0, slots - mask.shape[1]), value=1)
+    inputs = {"attention_mask": padded.contiguous(), "past_key_values": cache}
     return inputs, (mask.cumsum(-1) - 1).clamp(min=0)
 
 
 def of_translator(model: PreTrainedModel, attention_mask: Tensor | None, states: Tensor, slots: int) -> Any:
     """What every step of a target is given beside its tokens; states (B, S, D) are padded, for few lengths."""
-    mask = states.new_ones(states.shape[:2], dtype=torch.long) if attention_mask is None else attention_mask
+    mask = states.new_ones(states.shape[:2], dtype=torch.long) if attention_mask is None else attention_mask.long()
     missing = slots_for(states.shape[1]) - states.shape[1]
-    states = F.pad(states, (0, 0, 0, missing))
+    states = F.pad(states, (0, 0, 0, missing)).contiguous()
     config = model.config.get_text_config(decoder=True)
     own, cross = (StaticCache(config=config, max_cache_len=most) for most in (slots, states.shape[1]))
     cache = EncoderDecoderCache(own, cross)
     for block, layer in zip(model.get_decoder().layers, own.layers, strict=True):
         layer.lazy_initialization(*block.cross_attn.encoder_keys_and_values(states, cache))
-    return {"attention_mask": F.pad(mask, (0, missing)), "encoder_outputs": (states,), "past_key_values": cache}
+    padded = F.pad(mask, (0, missing)).contiguous()
+    return {"attention_mask": padded, "encoder_outputs": (states,), "past_key_values": cache}
 
 
 def next_tokens(model: PreTrainedModel, tokens: Tensor, positions: Tensor | None, inputs: dict[str, Any]) -> Next:
@@ -301,11 +313,13 @@ def products(model: PreTrainedModel, multiply: Callable[[nn.Linear, Tensor], Ten
         yield
     finally:
         for linear, forward in zip(linears, before, strict=True):
-            vars(linear).pop("forward")
+            vars(linear).pop("forward", None)  # where a `generate` beside this one has ended
             vars(linear).update({} if forward is None else {"forward": forward})
 
 
 def multiply_row(linear: nn.Linear, input: Tensor) -> Tensor:  # (1, 1, D) -> (1, 1, F)
     """`linear(input)` as a sum over D of each output's products."""
+    if input.numel() != linear.in_features:  # of a call beside the one that is compiled
+        return nn.Linear.forward(linear, input)
     output = (linear.weight * input.reshape(1, -1)).sum(-1)
     return (output if linear.bias is None else output + linear.bias).view(*input.shape[:-1], -1)

@@ -1173,7 +1173,7 @@ def test_gguf_out_and_in(name, dtype, tokenizer, tmp_path, capsys):
     ours = save_as_ours(name, tokenizer, tmp_path / "ours", tie_word_embeddings=False, **overrides).to(dtype)
     ours.save_pretrained(tmp_path / "ours")
     file = tmp_path / "model.gguf"
-    assert cli.main(["export", str(tmp_path / "ours"), str(file), "--to", "gguf"]) == 0
+    assert cli.main(["export", str(tmp_path / "ours"), "--to", "gguf", str(file)]) == 0
     assert re.search(r"logits reach \S+, differ by at most \S+ ", capsys.readouterr().out)
     kind = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}[dtype]
     assert {each.tensor_type.name for each in gguf.GGUFReader(file).tensors if len(each.shape) == 2} == {kind}

@@ -1,6 +1,7 @@
 """Compiled decoding writes the tokens that `generate` writes without it."""
 
 import shutil
+import threading
 
 import pytest
 import torch
@@ -123,6 +124,64 @@ def test_rows_that_a_criterion_ends_are_not_padded_without_an_end_of_text():
     assert model.generate(**inputs, **options, custom_generate=CompiledDecoding("eager")).equal(expected)
 
 
+@pytest.mark.parametrize("padding", ["left", "right"])
+def test_positions_are_those_of_the_caller_or_of_the_mask(padding):
+    model, decode = tiny.model(ScratchDecoderForCausalLM), CompiledDecoding("eager")
+    inputs = tiny.inputs(model, 3, 6, padding=padding, seed=6)
+    for more in ({}, {"position_ids": torch.arange(6).expand(3, -1) + 2}):
+        expected = model.generate(**inputs, **more, max_new_tokens=8, do_sample=False)
+        written = model.generate(**inputs, **more, max_new_tokens=8, do_sample=False, custom_generate=decode)
+        assert written.equal(expected)
+
+
+@pytest.mark.parametrize("backend", COMPILERS)
+@pytest.mark.parametrize("model_class", tiny.LANGUAGE_MODELS[1:], ids=tiny.family)
+def test_masks_of_any_type_are_read(model_class, backend):
+    model, decode = tiny.model(model_class), CompiledDecoding(backend)
+    inputs = prompts(model, 2, 6, "right" if model.config.is_encoder_decoder else "left")
+    expected = model.generate(**inputs, max_new_tokens=8, do_sample=False)
+    for dtype in (torch.bool, torch.int64, torch.int32, torch.float32):
+        given = inputs | {"attention_mask": inputs["attention_mask"].to(dtype)}
+        written = model.generate(**given, max_new_tokens=8, do_sample=False, custom_generate=decode)
+        assert written.equal(expected), dtype
+    assert len(decode.steps) == 1
+
+
+def test_weights_that_are_replaced_are_heeded():
+    model, other = tiny.model(ScratchDecoderForCausalLM), tiny.model(ScratchDecoderForCausalLM)
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight.normal_()
+    decode, inputs = CompiledDecoding("eager"), prompts(model, 1, 5, "left")
+    options = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None}
+    model.generate(**inputs, **options, custom_generate=decode)
+    model.load_state_dict(other.state_dict(), assign=True)
+    model.tie_weights()
+    expected = model.generate(**inputs, **options)
+    assert model.generate(**inputs, **options, custom_generate=decode).equal(expected)
+
+
+@pytest.mark.parametrize("model_class", tiny.LANGUAGE_MODELS[1:], ids=tiny.family)
+def test_others_generate_while_a_step_is_compiled(model_class):
+    """By the model whose products are others meanwhile."""
+    model, seen = tiny.model(model_class), []
+    inputs, options = prompts(model, 1, 7, "left"), {"max_new_tokens": 6, "do_sample": False}
+    expected = model.generate(**inputs, **options)
+
+    def backend(graph, examples):
+        if not seen:
+            seen.append(None)
+            worker = threading.Thread(target=lambda: seen.append(model.generate(**inputs, **options)))
+            worker.start()
+            worker.join()
+        return graph.forward
+
+    decode = CompiledDecoding(backend)
+    assert model.generate(**inputs, **options, custom_generate=decode).equal(expected)
+    assert len(seen) == 2 and seen[1].equal(expected)
+    assert all("forward" not in vars(module) for module in model.modules())
+
+
 @pytest.mark.parametrize("model_class", tiny.LANGUAGE_MODELS[1:], ids=tiny.family)
 def test_a_call_inside_a_call_has_a_cache_of_its_own(model_class):
     """As two threads of a server have."""
@@ -204,9 +263,10 @@ def test_native_models_and_inputs_that_it_does_not_read_are_refused():
     decode, ids = CompiledDecoding("eager"), tiny.tokens(40, 1, 5)
     with pytest.raises(ValueError, match="LlamaForCausalLM is not one of ours"):
         llama.generate(ids, max_new_tokens=5, custom_generate=decode)
-    model = tiny.model(ScratchDecoderForCausalLM)
-    with pytest.raises(ValueError, match="position_ids must be those that attention_mask gives"):
-        model.generate(ids, position_ids=torch.arange(5)[None] + 2, max_new_tokens=5, custom_generate=decode)
+    message = "max_length=60 must be at most max_position_embeddings=32"
+    learned = tiny.model(ScratchDecoderForCausalLM, position_embedding_type="learned", max_position_embeddings=32)
+    with pytest.raises(ValueError, match=message):
+        learned.generate(ids, max_length=60, custom_generate=decode)
     translator = tiny.model(ScratchSeq2SeqForConditionalGeneration)
     with pytest.raises(ValueError, match="decoder_attention_mask: it reads"):
         mask = torch.tensor([[0, 1, 1]])

@@ -75,15 +75,17 @@ def test_the_curves_are_red_and_blue(tmp_path):
     assert two.shape[1] > one.shape[1], "the score has a panel of its own"
 
 
-def test_intervals_hold_the_mean_in_95_of_100_cases():
+@pytest.mark.parametrize("parts", [3, 5, 60])
+def test_intervals_hold_the_mean_in_95_of_100_cases(parts):
     rng, held = np.random.default_rng(1), 0
     for _ in range(200):
-        counts = rng.integers(50, 150, 60)
-        sums = metrics.resampled(np.stack([(2.0 + rng.normal(0, 0.3, 60)) * counts, counts], 1))
-        low, high = metrics.likely(sums[:, 0] / sums[:, 1])
+        counts = rng.integers(50, 150, parts)
+        values = np.stack([(2.0 + rng.normal(0, 0.3, parts)) * counts, counts], 1)
+        sums, whole = metrics.resampled(values), values.sum(0)
+        low, high = metrics.likely(sums[:, 0] / sums[:, 1], whole[0] / whole[1], parts)
         held += low <= 2.0 <= high
-    assert 178 <= held <= 199
-    assert metrics.likely(metrics.resampled(np.array([3.0]))) is None
+    assert 175 <= held <= 199
+    assert metrics.likely(metrics.resampled(np.array([3.0])), 3.0, 1) is None
 
 
 def test_intervals_of_translations():

@@ -62,6 +62,7 @@ def test_the_recipe_trains_and_says_why(objective, corpus, capsys):
     assert main([str(recipe), "--output_dir", str(corpus / "run"), *steps]) == 0
     assert (corpus / "run/model/model.safetensors").is_file()
     _, evaluate, _, *words = shlex.split(said.splitlines()[-1])
+    assert f"--data.batch_tokens={found.data.batch_tokens}" in words, "of which an interval is told"
     assert main([evaluate, str(corpus / "run/model"), *words]) == 0
     assert "test loss: " in (scores := capsys.readouterr().out)
     assert "(95%: " in scores or objective != "translation", "a text so short may be a single batch"

@@ -84,9 +84,8 @@ ROWS = {
     ),
     "scratch-transformer new causal_lm --data notes.txt --minutes 30": Row(leaves=("notes.yaml",)),
     "scratch-transformer train notes.yaml": Row(adds=SMALL, leaves=model_in("runs/notes/model")),
-    """scratch-transformer evaluate runs/notes/model --data notes.txt --data.splits '{"test": ["text[95%:]"]}'""": Row(
-        prints=r"loss"
-    ),
+    "scratch-transformer evaluate runs/notes/model --data notes.txt --data.splits "
+    """'{"test": ["text[95%:]"]}' --data.batch_tokens 1024""": Row(prints=r"loss"),
     "python -m benchmarks text causal_lm --data FOLDER --minutes 2": Row(
         "takes minutes; tests/benchmarks/test_texts.py runs it on a few lines"
     ),

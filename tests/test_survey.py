@@ -112,6 +112,39 @@ def test_a_split_by_name_holds_much_of_the_text(tmp_path):
     assert found.data["splits"]["train"] == ["**/*.py[:90%]"] and found.rows > 20
 
 
+def test_all_shards_of_a_split_are_read(tmp_path):
+    for number in range(4):
+        (tmp_path / f"train_{number}.txt").write_text("\n".join(f"{line} {number}" for line in LINES))
+        (tmp_path / f"train_{number}.raw").write_text("\n".join(LINES))  # the same in another form
+    found = survey(str(tmp_path), "masked_lm")
+    shards = [f"train_{number}.txt" for number in range(4)]
+    if found.data["splits"]["train"][0].startswith("train_0.raw"):
+        shards = [shard.replace(".txt", ".raw") for shard in shards]
+    assert found.data["splits"]["train"] == [f"{shard}[:90%]" for shard in shards]
+    assert found.data["splits"]["test"] == [f"{shard}[95%:]" for shard in shards]
+
+
+def test_a_row_without_text_is_left_out_and_its_column_stays(tmp_path):
+    rows = [{"url": f"https://example.org/{number}", "text": line * 3} for number, line in enumerate(LINES)]
+    rows[3]["text"] = None
+    (tmp_path / "all.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for columns in ((), ("text",)):
+        found = survey(str(tmp_path), "causal_lm", columns)
+        assert found.data["columns"] == {"text": "text"}
+
+
+def test_what_is_no_text_is_passed_over(tmp_path):
+    (tmp_path / "notes.txt").write_text("\n".join(LINES))
+    (tmp_path / "paper.pdf").write_text("%PDF-1.4 " + "0" * 10**5)
+    (tmp_path / "photo.jpg").write_bytes(bytes(range(256)) * 1000)
+    (tmp_path / "code.pyc").write_bytes(b"\xa7\r\r\n" + bytes(10**5))
+    (tmp_path / "blob").write_bytes(b"\xff\xfe" * 10**5)
+    assert survey(str(tmp_path), "causal_lm").data["splits"]["train"] == ["notes.txt[:90%]"]
+    (tmp_path / "notes.txt").unlink()
+    with pytest.raises(RecipeError, match="holds no file of text"):
+        survey(str(tmp_path), "causal_lm")
+
+
 def test_of_several_parallel_texts_the_largest_is_taken(tmp_path):
     for stem, count in (("a", 1), ("b", 30)):
         for ending in ("en", "de"):
@@ -138,3 +171,6 @@ def test_what_cannot_be_is_named(files, objective, columns, said, tmp_path):
 def test_what_is_not_there_is_named(tmp_path):
     with pytest.raises(RecipeError, match="--data: .*nowhere is not there"):
         survey(str(tmp_path / "nowhere"), "causal_lm")
+    for name, said in (("", "nothing is not there"), ("x" * 5000, "is no path")):
+        with pytest.raises(RecipeError, match=f"--data: .*{said}"):
+            survey(name, "causal_lm")

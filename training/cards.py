@@ -23,7 +23,7 @@ from rich.table import Table
 
 from hf_scratch_transformer.files import write_text
 
-from .metrics import public, read
+from .metrics import public, read, student
 from .recipe import Recipe, read_yaml, resolved
 from .sections import RecipeError
 
@@ -32,9 +32,6 @@ FILES = (*(Path(name).name for name in COPIED), "recipe.yaml", "environment.json
 SEEDS = "seed-[0-9]*.jsonl"
 OF_A_RUN = ("seed", "output_dir", "overwrite", "resume", "model_card", "push_to_hub", "trackers")  # not of its result
 SPREAD = re.compile(r"<!-- seeds -->\n.*?<!-- end -->\n\n", re.DOTALL)
-# Beyond which 5% of Student's t (1908) lie, by degrees of freedom: the spread of few seeds is itself a guess.
-STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-NORMAL = 1.960  # of many
 FLOPS = 0.02  # by how much the training of seeds may differ: batches by length are no two alike
 
 
@@ -148,8 +145,7 @@ def compared(before: Sequence[Mapping[str, Any]], after: Mapping[str, Any]) -> I
 
 def expected(spread: float, seeds: int) -> float:
     """How far from the mean of so many seeds, of this standard deviation, another is in 95 of 100 cases."""
-    quantile = STUDENT[seeds - 2] if seeds - 2 < len(STUDENT) else NORMAL
-    return quantile * spread * math.sqrt(1 + 1 / seeds)
+    return student(seeds) * spread * math.sqrt(1 + 1 / seeds)
 
 
 def _of_result(recipe: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,9 @@ from hf_scratch_transformer.insight.records import read_metrics
 from .sections import RecipeError
 
 RESAMPLED = 1000  # times, for an interval
+# Beyond which 5% of Student's t lie, by degrees of freedom, and of a normal distribution.
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+NORMAL = 1.960
 ANY_GROUP = "any group"
 AFTERWARDS = ("test", "finished")  # events of a run whose steps are done
 
@@ -101,9 +104,18 @@ def resampled(parts: np.ndarray) -> np.ndarray:  # (parts, ...) -> (times, ...)
     return np.array([rng.multinomial(count, [1 / count] * count) @ parts for _ in range(times)])
 
 
-def likely(values: Sequence[float] | np.ndarray) -> list[float] | None:
-    """Between which 95 of 100 are; None if there are none."""
-    return [float(each) for each in np.quantile(values, (0.025, 0.975))] if len(values) else None
+def likely(drawn: Sequence[float] | np.ndarray, value: float, parts: int) -> list[float] | None:
+    """Between which 95 of 100 other values would be, from those of `resampled` parts; None if there are none. Few parts
+    tell little of how far they lie apart, for which Student (1908) widens the interval about the value itself."""
+    if not len(drawn):
+        return None
+    wider = student(parts) / NORMAL * math.sqrt(parts / (parts - 1))
+    return [float(value + wider * (each - value)) for each in np.quantile(drawn, (0.025, 0.975))]
+
+
+def student(count: int) -> float:
+    """How many standard deviations, told from so many values, hold 95 of 100."""
+    return STUDENT[count - 2] if count - 2 < len(STUDENT) else NORMAL * (1 + 1.2 / (count - 1))
 
 
 def _metrics() -> dict[str, Metric]:
@@ -122,7 +134,8 @@ def translation_scores(outputs: Sequence[str], references: Sequence[str]) -> dic
 def translation_intervals(outputs: Sequence[str], references: Sequence[str]) -> dict[str, list[float] | None]:
     """Of these scores, by sacreBLEU's own bootstrap of the rows."""
     matches = np.array(_matches(outputs, references))
-    found = {"exact_match_interval": likely(resampled(matches) / len(matches))}
+    drawn = resampled(matches) / len(matches)
+    found = {"exact_match_interval": likely(drawn, float(matches.mean()), len(matches))}
     for name, metric in _metrics().items() if len(matches) > 1 else ():
         try:
             score = metric.corpus_score(list(outputs), [list(references)], n_bootstrap=RESAMPLED)

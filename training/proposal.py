@@ -95,7 +95,7 @@ def propose(words: Sequence[str]) -> None:
     print(f"  scratch-transformer train {shlex.quote(str(output))}")
     values = {choice.name: choice.value for choice in choices}
     read = {"data": asked.data, "data.splits": {"test": values["data.splits"]["test"]}}
-    read |= {name: values[name] for name in ("data.columns", "data.sample_by") if name in values}
+    read |= {name: values[name] for name in ("data.columns", "data.sample_by", "data.batch_tokens") if name in values}
     words = [f"--{name}={each if isinstance(each, str) else json.dumps(each)}" for name, each in read.items()]
     print(f"  scratch-transformer evaluate {shlex.join([model, *words])}")
 

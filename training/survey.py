@@ -1,6 +1,8 @@
 """A survey of somebody's text, before anything is decided: its splits, rows, signs, repetitions."""
 
+import codecs
 import glob
+import mimetypes
 import re
 import unicodedata
 from collections import Counter
@@ -11,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
+
+from hf_scratch_transformer.files import possible_path
 
 from . import sources
 from .corpus import describe
@@ -33,6 +37,7 @@ PARTS: dict[frozenset[str], dict[str, tuple[str, str]]] = {
 ENOUGH = 100_000_000  # characters, after which a survey ends
 OFTEN = 0.05  # of the lines of a text are empty, where paragraphs are
 MANY = 20  # files, of which each may be a row: of fewer, a twentieth is none
+BEGINNING = 2**16  # bytes of a file, by which it is seen whether it is text
 LARGE = 200_000_000  # bytes of a file, which is not read as one row
 
 
@@ -85,9 +90,12 @@ def survey(path: str, objective: str, columns: Sequence[str] = ()) -> Survey:
     Raises RecipeError when there is none, or it cannot be seen which of the columns are meant.
     """
     found = Survey({"path": path})
-    where = Path(path)
-    if not where.exists():
-        raise RecipeError(f"--data: {path} is not there; give a file or a folder of text")
+    try:
+        where = Path(possible_path(path))
+    except ValueError as error:
+        raise RecipeError(f"--data: {error}") from error
+    if not path or not where.exists():
+        raise RecipeError(f"--data: {path or 'nothing'} is not there; give a file or a folder of text")
     names = COLUMNS[objective]
     if columns and len(columns) != len(names):
         raise RecipeError(f"--columns: {objective} needs {len(names)}, {' and '.join(names)}; got {' '.join(columns)}")
@@ -141,15 +149,29 @@ def _stem(where: Path, parallel: Any) -> str:
     kinds: dict[str, list[Path]] = {}
     for file in where.rglob("*"):
         inside = file.relative_to(where)
-        if file.is_file() and not any(part.startswith(".") for part in inside.parts):
+        if file.is_file() and not any(part.startswith(".") for part in inside.parts) and may_be_text(file):
             packed = file.suffix if file.suffix in PACKED else ""
             ending = Path(file.name.removesuffix(packed)).suffix + packed
             sizes[ending] += file.stat().st_size
             kinds.setdefault(ending, []).append(inside)
     if not sizes:
-        raise RecipeError(f"--data: {where} holds no file")
+        raise RecipeError(f"--data: {where} holds no file of text")
     (ending, _), *_ = sizes.most_common(1)
     return str(kinds[ending][0]) if len(kinds[ending]) == 1 else f"**/*{ending}"
+
+
+def may_be_text(file: Path) -> bool:
+    """Whether a file is not plainly something else: neither one that a builder reads, nor UTF-8 from its beginning."""
+    if file.suffix in PACKED[1:] or file.suffix.removeprefix(".") in sources.BUILDERS:
+        return True
+    kind = mimetypes.guess_type(file.name)[0] or ""
+    with file.open("rb") as opened:
+        start = opened.read(BEGINNING)
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(start)
+    except UnicodeDecodeError:
+        return False
+    return b"\0" not in start and not kind.startswith(("image/", "audio/", "video/", "font/", "application/pdf"))
 
 
 def _roles(data: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -157,7 +179,9 @@ def _roles(data: Mapping[str, Any]) -> dict[str, list[str]]:
     where = Path(data["path"])
     if not where.is_dir():
         return {}
-    found = {role: [name for name in names if sources.local_files(_split(data, name))] for role, names in ROLES.items()}
+    found = {
+        role: [name for name in names if sources.local_files(_split(data, name))][:1] for role, names in ROLES.items()
+    }
     sizes = {file: file.stat().st_size for file in sorted(where.rglob("*")) if file.is_file()}
     whole = sum(sizes.values())
     named = {file for names in found.values() for name in names for file in sources.local_files(_split(data, name))}
@@ -168,8 +192,12 @@ def _roles(data: Mapping[str, Any]) -> dict[str, list[str]]:
         parts = {role: [file for file in sizes if {*re.split("[._-]", file.name)} & {*ROLES[role]}] for role in ROLES}
         # Of a folder of programs, train.py is one of many.
         if 2 * sum(sizes[file] for files in parts.values() for file in files) > whole:
-            found = {role: [str(file.relative_to(where)) for file in files] for role, files in parts.items()}
-    return {role: names[:1] for role, names in found.items() if names}
+            # Shards have one ending; another is the same text in another form.
+            found = {
+                role: [str(file.relative_to(where)) for file in files if file.suffix == files[0].suffix]
+                for role, files in parts.items()
+            }
+    return {role: names for role, names in found.items() if names}
 
 
 def _splits(there: dict[str, list[str]], stem: str) -> tuple[dict[str, list[str]], str]:
@@ -177,7 +205,7 @@ def _splits(there: dict[str, list[str]], stem: str) -> tuple[dict[str, list[str]
         there = {}
     missing = [role for role in ROLES if role not in there]
     cut = {
-        role: [f"{there[name][0] if name else stem}{part}"]
+        role: [f"{each}{part}" for each in (there[name] if name else [stem])]
         for role, (name, part) in PARTS.get(frozenset(there), {}).items()
     }
     why = f"parts, since nothing there is called {' or '.join(missing)}" if missing else "as they are named there"
@@ -192,9 +220,10 @@ def _first(data: Mapping[str, Any], there: Mapping[str, list[str]], stem: str) -
 def _columns(rows: Columns, names: Sequence[str], asked: Sequence[str]) -> dict[str, str]:
     """The columns that hold the text: those asked for, or those named as the objective names them, or the longest."""
     lengths = {
-        name: sum(map(len, values)) / len(values)
+        name: sum(map(len, texts)) / len(texts)
         for name, values in rows.items()
-        if values and all(isinstance(value, str) for value in values)
+        # Nothing in a row is no text; the row is left out later.
+        if (texts := [value for value in values if value is not None]) and all(isinstance(text, str) for text in texts)
     }
     if missing := [name for name in asked if name not in lengths]:
         raise RecipeError(f"--columns: no text in {' or '.join(missing)}; there is in {', '.join(lengths) or 'none'}")
