@@ -38,14 +38,8 @@ from transformers.generation import GenerationMode
 from .stack_scratch import ScratchPreTrainedModel
 
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
-READ = {
-    "attention_mask",
-    "encoder_outputs",
-    "past_key_values",
-    "use_cache",
-    "logits_to_keep",
-    "position_ids",
-}  # also `generate`'s own
+# Inputs, also those that `generate` itself makes.
+READ = {"attention_mask", "encoder_outputs", "past_key_values", "use_cache", "logits_to_keep", "position_ids"}
 LEAST_SLOTS = 64  # of a cache, doubled until all tokens fit: few sizes, few graphs
 INDUCTOR = {"cpp_wrapper": True}
 COMPILING = threading.Lock()  # a model's products are others meanwhile
@@ -57,9 +51,9 @@ class CompiledDecoding:
     """Greedy search and sampling, to be given to `generate` as `custom_generate`, for any number of calls.
 
     Tokens are those of `generate` without it. A graph is compiled, in some ten seconds, at the first call for each
-    model, number of rows, and number of tokens and of source tokens, both rounded up to powers of two. A model that has
-    changed since (adapters, quantisation, another attention backend) wants a new object. transformers does not hand a
-    `streamer` to a `custom_generate`.
+    model, number of rows, and number of tokens and of source tokens, both rounded up to powers of two; it holds the
+    weights that it was made of. A model that computes otherwise since (another attention backend, say) wants a new
+    object. transformers does not hand a `streamer` to a `custom_generate`.
     """
 
     def __init__(self, backend: Any = "inductor") -> None:  # of torch.compile
@@ -78,8 +72,8 @@ class CompiledDecoding:
         """The tokens (B, L), prompts included.
 
         Raises:
-            ValueError: on a model that is not on a CPU, has sliding windows or is being trained; on another mode, or
-                more asked for than tokens; without a C++ compiler.
+            ValueError: on a model that is not on a CPU, has sliding windows or is being trained; on another mode, more
+                asked for than tokens, or more tokens than learned positions; under autocast; without a C++ compiler.
         """
         refuse(model, generation_config, model_kwargs)
         slots, rows = slots_for(generation_config.max_length), len(input_ids)
@@ -90,17 +84,16 @@ class CompiledDecoding:
         else:
             inputs = of_translator(model, mask, encoded[0], slots)
         if model_kwargs.get("position_ids") is not None:  # with which `generate` goes on, too
-            positions = model_kwargs["position_ids"]
+            positions = model_kwargs["position_ids"].long()
         shapes = tuple(tuple(each.shape) for each in inputs.values() if isinstance(each, Tensor))
-        weights = tuple(
-            map(id, model.parameters())
-        )  # others, as `load_state_dict(assign=True)` sets, want other graphs
+        # Others may stand in their place, as after `load_state_dict(assign=True)`.
+        weights = tuple(map(id, model.parameters()))
         key = (model, model.dtype, weights, rows, slots, shapes, torch.get_num_threads())
         step = self.steps.setdefault(key, Step(self.backend, model)).bind(inputs)
         if encoded is None or input_ids.shape[1] > 1:  # prompts have any length: not compiled
             logits, tokens = next_tokens(model, input_ids, positions, inputs)
         else:
-            logits, tokens = step(input_ids, None)
+            logits, tokens = step(input_ids.long(), None)  # a graph does not look at types again
         is_over = ending(stopping_criteria, rows)
         unfinished, pad = torch.ones(rows, dtype=torch.bool), generation_config._pad_token_tensor
         may_pad = rows > 1 and any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)

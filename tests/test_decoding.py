@@ -139,9 +139,12 @@ def test_positions_are_those_of_the_caller_or_of_the_mask(padding):
 def test_masks_of_any_type_are_read(model_class, backend):
     model, decode = tiny.model(model_class), CompiledDecoding(backend)
     inputs = prompts(model, 2, 6, "right" if model.config.is_encoder_decoder else "left")
+    prompt = "decoder_input_ids" if model.config.is_encoder_decoder else "input_ids"
+    inputs[prompt] = inputs["input_ids"][:, :1] * 0 + 3 if model.config.is_encoder_decoder else inputs["input_ids"]
     expected = model.generate(**inputs, max_new_tokens=8, do_sample=False)
     for dtype in (torch.bool, torch.int64, torch.int32, torch.float32):
         given = inputs | {"attention_mask": inputs["attention_mask"].to(dtype)}
+        given |= {prompt: inputs[prompt].int()} if dtype == torch.int32 else {}
         written = model.generate(**given, max_new_tokens=8, do_sample=False, custom_generate=decode)
         assert written.equal(expected), dtype
     assert len(decode.steps) == 1
