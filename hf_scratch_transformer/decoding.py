@@ -223,7 +223,7 @@ def refuse(model: PreTrainedModel, generation_config: Any, given: dict[str, Any]
     turned = {each.get("rope_type") for each in (ropes, *ropes.values()) if isinstance(each, dict)}
     known = READ - {"position_ids"} if model.config.is_encoder_decoder else READ
     unread = [name for name, value in given.items() if value is not None and name not in known]
-    table = text_config.max_position_embeddings if isinstance(model, ScratchPreTrainedModel) else 0
+    table = getattr(text_config, "max_position_embeddings", 0)
     is_learned = getattr(text_config, "position_embedding_type", None) == "learned"
     problems = {
         f"{type(model).__name__} is not one of ours: convert it": not isinstance(model, ScratchPreTrainedModel),
@@ -258,7 +258,7 @@ def of_language_model(
     model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor | None, slots: int
 ) -> tuple[dict[str, Any], Tensor]:
     """What every step is given beside its tokens, and the positions of the prompt (B, T)."""
-    mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask.long()
+    mask = torch.ones_like(input_ids, dtype=torch.long) if attention_mask is None else attention_mask.long()
     cache = StaticCache(config=model.config, max_cache_len=slots)
     # Slots that are not filled yet are behind every query.
     padded = F.pad(mask, (0, slots - mask.shape[1]), value=1)

@@ -19,6 +19,7 @@ from tests import tiny, tiny_runs
 from tests.test_run import contents
 from training import metrics, score
 from training.__main__ import main
+from training.objectives import OBJECTIVES
 
 SIZES = {"d_model": 16, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "encoder_layers": 1, "decoder_layers": 1}
 NATIVE = {
@@ -153,3 +154,12 @@ def test_senses_and_tasks_that_cannot_be_measured(words, message, tmp_path, caps
     assert main(["evaluate", "model", *words]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+def test_a_text_of_which_nothing_can_be_predicted_is_refused(tmp_path, monkeypatch, capsys):
+    """Also where there is no batch at all."""
+    recipe = tiny_runs.write_recipe(tmp_path, "causal_lm", optimisation={"max_steps": 2})
+    assert tiny_runs.run(recipe, tmp_path / "run") == 0
+    monkeypatch.setattr(OBJECTIVES["causal_lm"], "plan", lambda *arguments: [])
+    assert main(["evaluate", str(tmp_path / "run/model"), "--data", str(tmp_path / "corpus/test.en")]) == 2
+    assert "nothing to predict: give more text" in capsys.readouterr().err

@@ -116,9 +116,9 @@ def evaluate(run: Session, model: torch.nn.Module, corpus: Corpus, with_interval
             done[index] = scores | {"targets": count}
     mine = [(index, {name: float(value) for name, value in scores.items()}) for index, scores in done.items()]
     parts = sorted((pair for each in _gathered(run, mine) for pair in each), key=itemgetter(0))
-    sums = np.array([list(each.values()) for _, each in parts])  # (batches, names), targets last
-    if not (targets := int(sums[..., -1].sum())):
+    if not (targets := int(sum(each["targets"] for _, each in parts))):
         raise RecipeError(f"data.splits: an evaluation of {corpus.rows} rows has nothing to predict: give more text")
+    sums = np.array([list(each.values()) for _, each in parts])  # (batches, names), targets last
 
     def summary(totals: np.ndarray) -> dict[str, float]:
         return objective.summary(dict(zip(parts[0][1], totals * (targets / totals[-1]), strict=True)), targets, corpus)
