@@ -1,6 +1,7 @@
 """A run: what it is made of and how far it is; set up from a recipe, saved, resumed, and finished."""
 
 import contextlib
+import ctypes
 import dataclasses
 import json
 import math
@@ -204,6 +205,7 @@ class Run(Session):
 # oneDNN keeps the programs it has made for products, of which each new number of tokens in a batch needs some, of a
 # megabyte or more each: by its own default 1,024, which are gigabytes. A step's own are fewer than these.
 KEPT_PRIMITIVES = "128"
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
 
 
 def open_accelerator(recipe: Recipe) -> Accelerator:
@@ -347,6 +349,8 @@ def prepare(recipe: Recipe, accelerator: Accelerator, where: Path, started: floa
         prepared = torch.compile(prepared, dynamic=True)
     if saved and not math.isfinite(norm := weight_norm(model)):
         raise RecipeError(f"model.{PATH}: {recipe.model[PATH]}: the norm of its weights is {norm}")
+    if accelerator.device.type == "cpu":
+        keep_memory()
     return Run(
         recipe=recipe,
         accelerator=accelerator,
@@ -370,6 +374,18 @@ def prepare(recipe: Recipe, accelerator: Accelerator, where: Path, started: floa
         },
         started=started,
     )
+
+
+def keep_memory() -> None:
+    """Have glibc keep what is freed for what is asked for next, in this process from now on.
+
+    What it gives back after each large tensor is had again by a page fault for each 4 KB, which the kernel fills with
+    zeros: for a small translator 28,000 a step, 5% of its time. Other allocators are left as they are.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(M_MMAP_MAX, 0)
+        mallopt(M_TRIM_THRESHOLD, -1)  # never
 
 
 def build_model(
