@@ -486,11 +486,16 @@ class ScratchSeq2SeqConfig(ScratchConfig):
         super().__post_init__(**kwargs)
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> PreTrainedConfig:
-        """Asked without a side, `generate` means the vocabulary it generates from: the target's."""
-        if decoder != encoder or self.decoder_vocab_size == self.vocab_size:
-            return super().get_text_config(decoder, encoder)
-        config = copy.copy(self)
-        config.vocab_size = self.decoder_vocab_size
+        """A side's fields under plain names, by shallow copies: `generate` asks seven times. Asked without a side, it
+        means the vocabulary it generates from: the target's."""
+        config, side = copy.copy(self), "decoder_" if decoder else "encoder_"
+        if decoder == encoder:
+            config.vocab_size = self.decoder_vocab_size
+            return self if self.decoder_vocab_size == self.vocab_size else config
+        for name in [name for name in vars(self) if name.startswith(side)]:
+            value = getattr(config, name)
+            delattr(config, name)
+            setattr(config, {"layers": "num_hidden_layers"}.get(plain := name.removeprefix(side), plain), value)
         return config
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from transformers import PreTrainedConfig
 
 from hf_scratch_transformer import ScratchDecoderConfig, ScratchEncoderConfig, ScratchEncoderModel, ScratchSeq2SeqConfig
 
@@ -218,3 +219,24 @@ def test_a_configuration_saved_alone_brings_the_code_that_it_names(family, tmp_p
     code = {file.name: file.read_text() for file in (tmp_path / "model").glob("*.py")}
     assert {f"{name.split('.')[0]}.py" for name in tiny.config(family).auto_map.values()} <= code.keys()
     assert {file.name: file.read_text() for file in (tmp_path / "alone").rglob("*.py")} == code
+
+
+@pytest.mark.parametrize("side", ["encoder", "decoder"])
+@pytest.mark.parametrize("layers", [(1, 2), (3, 1), (2, 2)])
+def test_a_side_of_a_translators_configuration_is_as_transformers_makes_it(side, layers):
+    """Which copies all that a configuration holds, twice: a third of the time before the first token."""
+    config = ScratchSeq2SeqConfig(
+        vocab_size=30, decoder_vocab_size=40, share_encoder_decoder_embeddings=False, tie_word_embeddings=False,
+        encoder_layers=layers[0], decoder_layers=layers[1], sliding_window=4, pad_token_id=0, bos_token_id=1,
+        decoder_layer_types=["sliding_attention"] * layers[1],
+    )  # fmt: skip
+    before = config.to_dict()
+    ours, theirs = config.get_text_config(**{side: True}), PreTrainedConfig.get_text_config(config, **{side: True})
+    skipped = (
+        {"encoder_layer_types"} if side == "decoder" else set()
+    )  # of the other side: theirs has the last that was set
+    assert {k: v for k, v in vars(ours).items() if k not in skipped} == {
+        k: v for k, v in vars(theirs).items() if k not in skipped
+    }
+    ours.layer_types, ours.num_hidden_layers = ["full_attention"], 1
+    assert config.to_dict() == before, "what is asked for is the caller's own"
