@@ -7,6 +7,7 @@ import statistics
 
 import pytest
 
+from hf_scratch_transformer.files import sha256
 from training import cards, metrics
 from training.__main__ import main
 
@@ -49,6 +50,8 @@ def test_a_card_gathers_the_seeds_of_its_recipe(trained):
     assert f"| loss | {statistics.mean(losses):.5g} | {statistics.stdev(losses):.2g} |" in text
     corpus = last(trained / "run3", "finished")["corpus"]
     assert len(corpus) == 64 and f"| SHA-256 of the training tokens | {corpus} |" in text
+    weights = sha256(trained / "run3" / "model" / "model.safetensors")
+    assert f"| SHA-256 of model.safetensors | {weights} |" in text
 
 
 def last(run, event):

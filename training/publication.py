@@ -12,7 +12,7 @@ import numpy as np
 import yaml
 
 from hf_scratch_transformer import hub
-from hf_scratch_transformer.files import replacing
+from hf_scratch_transformer.files import replacing, sha256
 from hf_scratch_transformer.insight.trace import count_flops
 
 from . import cards, metrics, sharding
@@ -75,7 +75,7 @@ def save_model(run: Run, folder: Path) -> None:
         tokenizer.save_pretrained(temporary)
         shutil.copy(run.folder / "curves.png", temporary)
         if model.config.model_type in OURS:
-            hub.write_model_card(temporary, records(run), run.recipe.push_to_hub)
+            hub.write_model_card(temporary, records(run, temporary), run.recipe.push_to_hub)
 
 
 def again(words: Sequence[str]) -> list[str]:
@@ -88,8 +88,8 @@ def again(words: Sequence[str]) -> list[str]:
     return kept
 
 
-def records(run: Run) -> hub.RunRecords:
-    """What the run wrote down about itself, for the model card."""
+def records(run: Run, model: Path) -> hub.RunRecords:
+    """What the run wrote down about itself, for the card of the model that it has saved."""
     recipe = run.recipe
     lines = metrics.read(run.log.path)
     is_file, base = Path(recipe.data.path).exists(), recipe.model.get(PATH)
@@ -109,6 +109,7 @@ def records(run: Run) -> hub.RunRecords:
         base_model=None if base is None or Path(base).exists() else base,
         data={"training rows": run.rows}
         | {title: last["finished"][name] for name, title in COSTS.items()}
+        | {f"SHA-256 of {path.name}": sha256(path) for path in sorted(model.glob("*.safetensors"))}
         | ({"validation rows translated, greedily": evaluated} if recipe.objective == "translation" else {}),
         languages=recipe.data.languages,
         license=recipe.license,
