@@ -96,3 +96,9 @@ def test_intervals_of_translations():
         low, high = scores[f"{name}_interval"]
         assert low < scores[name] < high and high - low > 1
     assert scores["exact_match"] == 75
+
+
+def test_intervals_of_translations_stay_within_what_a_score_can_be():
+    references = ["a man rides a red bicycle down the hill", "two dogs play in the deep snow"] * 2
+    found = metrics.translation_intervals([references[0], "x", "y", "z"], references)
+    assert found["bleu_interval"][0] == 0.0 < found["bleu_interval"][1] <= 100.0

@@ -144,7 +144,7 @@ def translation_intervals(outputs: Sequence[str], references: Sequence[str]) -> 
         said = json.loads(score.format(width=6, signature=str(metric.get_signature()), is_json=True))
         if "confidence_mean" in said:
             middle, half = said["confidence_mean"], said["confidence_var"]
-            found[f"{name}_interval"] = [middle - half, middle + half]
+            found[f"{name}_interval"] = [max(0.0, middle - half), min(100.0, middle + half)]  # it takes them for normal
     return found
 
 
