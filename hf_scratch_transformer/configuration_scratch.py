@@ -489,9 +489,11 @@ class ScratchSeq2SeqConfig(ScratchConfig):
         """A side's fields under plain names, by shallow copies: `generate` asks seven times. Asked without a side, it
         means the vocabulary it generates from: the target's."""
         config, side = copy.copy(self), "decoder_" if decoder else "encoder_"
+        if decoder == encoder and self.decoder_vocab_size in (None, self.vocab_size):  # of a side there is one only
+            return self
         if decoder == encoder:
             config.vocab_size = self.decoder_vocab_size
-            return self if self.decoder_vocab_size == self.vocab_size else config
+            return config
         for name in [name for name in vars(self) if name.startswith(side)]:
             value = getattr(config, name)
             delattr(config, name)

@@ -32,7 +32,7 @@ BELOW: dict[str, set[str]] = {  # each file, and what it may import
     ),
 }
 BUDGETS = {
-    "configuration_scratch": 523,  # to become 350
+    "configuration_scratch": 525,  # to become 350
     "norms_scratch": 40,
     "ops_scratch": 210,
     "unpadding_scratch": 133,  # to become 110
@@ -47,8 +47,8 @@ BUDGETS = {
     "modeling_scratch_seq2seq": 283,  # to become 250
 }
 FOLDERS = {  # of all files that a model carries
-    "modeling_scratch_encoder": 2235,  # to become 1750
-    "modeling_scratch_decoder": 2385,  # to become 1850
+    "modeling_scratch_encoder": 2237,  # to become 1750
+    "modeling_scratch_decoder": 2387,  # to become 1850
 }
 
 

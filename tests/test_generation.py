@@ -274,6 +274,16 @@ def test_a_translator_with_windows_writes_what_it_writes_without_a_cache(how: di
     assert not torch.equal(generate(model, **source, new=10, **how), expected)
 
 
+@pytest.mark.parametrize("how", [{}, {"num_beams": 3}])
+def test_a_translator_with_two_vocabularies_has_static_caches(how: dict[str, Any]) -> None:
+    """Which transformers asks a side's configuration for, and that one of its own text again."""
+    apart = {"decoder_vocab_size": 50, "share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}
+    model = talkative(ScratchSeq2SeqForConditionalGeneration, **apart)
+    source = {"input_ids": tiny.tokens(40, 3, 9), "attention_mask": tiny.padding_mask(3, 9)}
+    expected = generate(model, **source, new=8, **how)
+    assert torch.equal(generate(model, **source, new=8, cache_implementation="static", **how), expected)
+
+
 # Continuous batching
 
 

@@ -161,6 +161,8 @@ def test_of_several_parallel_texts_the_largest_is_taken(tmp_path):
         ({"t__en": LINES, "t__de": LINES}, "translation", ("en",), "--columns: translation needs 2, source and target"),
         ({"t__txt": LINES}, "translation", (), "--columns: name the 2 that hold source and target; there are text"),
         ({"t__txt": LINES}, "causal_lm", ("body",), "--columns: no text in body; there is in text"),
+        ({"t__en": LINES, "t__de": LINES}, "translation", ("en", "en"), "--columns: en en: name another column"),
+        ({"t__csv": ["text"]}, "causal_lm", (), "--data: it is empty"),
     ],
 )
 def test_what_cannot_be_is_named(files, objective, columns, said, tmp_path):
@@ -174,3 +176,9 @@ def test_what_is_not_there_is_named(tmp_path):
     for name, said in (("", "nothing is not there"), ("x" * 5000, "is no path")):
         with pytest.raises(RecipeError, match=f"--data: .*{said}"):
             survey(name, "causal_lm")
+
+
+def test_an_empty_file_is_said_to_be_empty(tmp_path):
+    (tmp_path / "text.txt").touch()
+    with pytest.raises(RecipeError, match="--data: it is empty"):
+        survey(str(tmp_path / "text.txt"), "causal_lm")

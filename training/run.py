@@ -1,7 +1,6 @@
 """A run: what it is made of and how far it is; set up from a recipe, saved, resumed, and finished."""
 
 import contextlib
-import ctypes
 import dataclasses
 import json
 import math
@@ -205,7 +204,7 @@ class Run(Session):
 # oneDNN keeps the programs it has made for products, of which each new number of tokens in a batch needs some, of a
 # megabyte or more each: by its own default 1,024, which are gigabytes. A step's own are fewer than these.
 KEPT_PRIMITIVES = "128"
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
+LARGEST_KEPT, KEPT = 2**25, 2**28  # bytes: of a tensor, as much as glibc takes; at the end of its heap
 
 
 def open_accelerator(recipe: Recipe) -> Accelerator:
@@ -349,7 +348,7 @@ def prepare(recipe: Recipe, accelerator: Accelerator, where: Path, started: floa
         prepared = torch.compile(prepared, dynamic=True)
     if saved and not math.isfinite(norm := weight_norm(model)):
         raise RecipeError(f"model.{PATH}: {recipe.model[PATH]}: the norm of its weights is {norm}")
-    if accelerator.device.type == "cpu":
+    if accelerator.device.type == "cpu" and plugin is None:  # which has told it to keep nothing
         keep_memory()
     return Run(
         recipe=recipe,
@@ -377,15 +376,15 @@ def prepare(recipe: Recipe, accelerator: Accelerator, where: Path, started: floa
 
 
 def keep_memory() -> None:
-    """Have glibc keep what is freed for what is asked for next, in this process from now on.
+    """Have glibc keep some of what is freed for what is asked for next, in this process from now on, unless its user
+    has told it otherwise (`MALLOC_TRIM_THRESHOLD_` and the like).
 
-    What it gives back after each large tensor is had again by a page fault for each 4 KB, which the kernel fills with
-    zeros: for a small translator 28,000 a step, 5% of its time. Other allocators are left as they are.
+    What it gives back after a step is had again by a page fault for each 4 KB, which the kernel fills with zeros: for a
+    small translator 28,000 a step, 5% of its time. Larger tensors come from the system each time, and go back.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None:
-        mallopt(M_MMAP_MAX, 0)
-        mallopt(M_TRIM_THRESHOLD, -1)  # never
+    if not any(name.startswith("MALLOC_") for name in os.environ):
+        # Either alone would end glibc's own choice of the other, which grows with what is freed up to this.
+        sharding.tell_glibc({sharding.M_MMAP_THRESHOLD: LARGEST_KEPT, sharding.M_TRIM_THRESHOLD: KEPT})
 
 
 def build_model(

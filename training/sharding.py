@@ -50,7 +50,8 @@ from hf_scratch_transformer.files import write_text
 from .sections import RecipeError
 
 FILE_SIZE = "500MB"  # of weights in a repository of the Hub, which one process has to hold
-M_MMAP_THRESHOLD, LARGE = -3, 2**18  # by its name in malloc.h; bytes from which on
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # by their names in malloc.h
+LARGE = 2**18  # bytes
 MESH = "ACCELERATE_USE_PARALLELISM_CONFIG"  # what `accelerate launch --use_parallelism_config` sets
 
 
@@ -158,8 +159,14 @@ def shard(
 def _return_freed_memory() -> None:
     """Let glibc ask the system for each large tensor and give it back. In its heap what is gathered for one block
     leaves holes that activations begin to fill, so that the next is put elsewhere: three times the memory."""
-    with contextlib.suppress(OSError, AttributeError):  # another C library
-        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE)
+    tell_glibc({M_MMAP_THRESHOLD: LARGE})
+
+
+def tell_glibc(settings: dict[int, int]) -> None:
+    """How to allocate memory in this process from now on; what is not glibc is not told."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        for parameter, value in settings.items():
+            ctypes.CDLL(None).mallopt(parameter, value)
 
 
 def _parameters(module: nn.Module) -> list[nn.Parameter]:

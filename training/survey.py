@@ -99,6 +99,8 @@ def survey(path: str, objective: str, columns: Sequence[str] = ()) -> Survey:
     names = COLUMNS[objective]
     if columns and len(columns) != len(names):
         raise RecipeError(f"--columns: {objective} needs {len(names)}, {' and '.join(names)}; got {' '.join(columns)}")
+    if len({*columns}) < len(columns):
+        raise RecipeError(f"--columns: {' '.join(columns)}: name another column for each of {' and '.join(names)}")
     parallel = _parallel(where) if len(names) > 1 else {}
     languages = columns or sorted(parallel, key=lambda ending: (ending != "en", ending))
     if len(names) > 1 and not columns and len(parallel) > 2:
@@ -219,6 +221,8 @@ def _first(data: Mapping[str, Any], there: Mapping[str, list[str]], stem: str) -
 
 def _columns(rows: Columns, names: Sequence[str], asked: Sequence[str]) -> dict[str, str]:
     """The columns that hold the text: those asked for, or those named as the objective names them, or the longest."""
+    if not any(rows.values()):
+        raise RecipeError("--data: it is empty: there is no row of text")
     lengths = {
         name: sum(map(len, texts)) / len(texts)
         for name, values in rows.items()
