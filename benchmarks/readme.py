@@ -13,7 +13,8 @@ deviation over its seeds: its `metrics.jsonl` and those of other seeds beside it
 between `<!-- cards: CARD.SCORE ... -->` and `<!-- end -->` has such a score of each card, and what a run of it took.
 Between `<!-- scale: measured NAME -->` or `<!-- scale: gpus NAME -->` and `<!-- end -->` are the tables of
 docs/SCALE.md. A table between `<!-- engines: NAME ... -->` and `<!-- end -->` has the engines that ran a model, one
-between `<!-- texts: NAME ... -->` and `<!-- end -->` a row for each text, of these folders of records.
+between `<!-- texts: NAME ... -->` and `<!-- end -->` a row for each text, of these folders of records. One between
+`<!-- ablations: NAME -->` and `<!-- end -->` has the ideas of `benchmarks/ablations/NAME.yaml`.
 """
 
 import argparse
@@ -30,7 +31,7 @@ from hf_scratch_transformer.files import write_text
 from training import metrics
 from training.cards import logs
 
-from . import deployment, scale, texts
+from . import ablations, deployment, scale, texts
 from .gpu import read_record
 from .report import number
 from .steps import STEPS
@@ -42,6 +43,7 @@ CARDS = re.compile(r"(<!-- cards: ([\w. ]+) -->\n)(?:.*?)(<!-- end -->)", re.DOT
 SEEDS = re.compile(r"(<!-- seeds: (\w+) (\w+) -->)(?:.*?)(<!-- end -->)", re.DOTALL)
 ENGINES = re.compile(r"(<!-- engines: ([\w ]+) -->\n)(?:.*?)(<!-- end -->)", re.DOTALL)
 TEXTS = re.compile(r"(<!-- texts: ([\w ]+) -->\n)(?:.*?)(<!-- end -->)", re.DOTALL)
+ABLATIONS = re.compile(r"(<!-- ablations: (\w+) -->\n)(?:.*?)(<!-- end -->)", re.DOTALL)
 SCALE = re.compile(r"(<!-- scale: (measured|gpus) (\w+) -->\n)(?:.*?)(<!-- end -->)", re.DOTALL)
 # Kind and family -> a peer that has a row of its own: the best encoder is not the one that most people take.
 ALSO = {("train", "encoder"): "distilbert"}
@@ -113,7 +115,13 @@ def filled(text: str, root: Path) -> str:
         rows = [texts.cells(record, folder, machine(record)) for folder, record in found.items()]
         return match[1] + markdown(texts.HEAD, rows) + match[3]
 
+    def compared(match: re.Match[str]) -> str:
+        path = root / ablations.FOLDER / f"{match[2]}.yaml"
+        record = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        return match[1] + markdown(ablations.HEAD, list(ablations.table(ablations.read(path), record))) + match[3]
+
     text = SCALE.sub(spread, text)
+    text = ABLATIONS.sub(compared, text)
     text = ENGINES.sub(deployed, text)
     text = TEXTS.sub(proposed, text)
     text = CARDS.sub(trained, text)
@@ -122,9 +130,10 @@ def filled(text: str, root: Path) -> str:
 
 
 def pages(root: Path) -> list[Path]:
-    """What says something that records say: the README, the page about scale, and the cards that name the scores of
-    several seeds."""
-    return [root / "README.md", root / "docs" / "SCALE.md", *sorted((root / "model_cards").glob("*/README.md"))]
+    """What says something that records say: the README, the pages about scale and ablations, and the cards that name
+    the scores of several seeds."""
+    single = [root / "README.md", root / "docs" / "SCALE.md", root / ablations.FOLDER / "README.md"]
+    return [*filter(Path.exists, single), *sorted((root / "model_cards").glob("*/README.md"))]
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -1,0 +1,191 @@
+"""Ideas about a recipe, each measured alone over several seeds, beside the recipe that it changes.
+
+    python -m benchmarks ablations FILE [--only IDEA ...] [--processes 2] [--key value ...]
+
+FILE, one of `benchmarks/ablations/*.yaml`, names a recipe, the score that ideas are judged by, what all runs have in
+common (a held-out part of the training text as their test: nothing is chosen on a test set), and the ideas: what each
+changes in the recipe, or in that of another idea that it is `after`. `--data.path FOLDER` and the like hold for all.
+
+The file's record, the same name as `.json`, receives what came of every run; runs that it has are not repeated.
+Several run at once, with an equal share of the cores each. `python -m benchmarks report` makes tables of the records.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+from tqdm import tqdm
+
+from hf_scratch_transformer.files import write_text
+from training import metrics
+from training.cards import outcome
+
+from .preparation import environment_of_this
+
+FOLDER = "benchmarks/ablations"
+HEAD = ["idea", "changes", "score", "gain", "FLOPs", "parameters", ""]
+
+
+class Idea(BaseModel):
+    """What is changed, and in what."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    after: str = ""  # another idea; by default the recipe itself
+    changes: dict[str, Any] = {}
+    source: str = ""  # where it comes from
+
+
+class Ablations(BaseModel):
+    """A file of ideas."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    recipe: str
+    score: str  # of the test of each run
+    is_rising: bool = False  # more of it is better
+    seeds: list[int]
+    common: dict[str, Any] = {}
+    ideas: list[Idea]
+
+    def idea(self, name: str) -> Idea:
+        """Raises ValueError where there is none of this name."""
+        for idea in self.ideas:
+            if idea.name == name:
+                return idea
+        raise ValueError(f"{name!r} is no idea of the file; it has {', '.join(idea.name for idea in self.ideas)}")
+
+    def changes(self, idea: Idea) -> dict[str, Any]:
+        """All that it changes in the recipe, with what those before it do."""
+        before = self.changes(self.idea(idea.after)) if idea.after else {}
+        return before | idea.changes
+
+
+def main(argv: Sequence[str]) -> None:
+    """Run what is not in the record yet. Raises ValueError for a file that says nothing of the kind, and where a run
+    fails; what is done then is in the record."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks ablations", description=__doc__, allow_abbrev=False)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--only", nargs="+", help="these ideas (all)")
+    parser.add_argument("--processes", type=int, default=1, help="at once (%(default)s)")
+    arguments, overrides = parser.parse_known_args(argv)
+    ablations = read(arguments.file)
+    ideas = [ablations.idea(name) for name in arguments.only] if arguments.only else ablations.ideas
+    path = arguments.file.with_suffix(".json")
+    record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"runs": []}
+    wanted: list[dict[str, Any]] = [
+        {"seed": seed, "changes": changes}
+        for idea in ideas
+        for changes in [ablations.changes(idea)]
+        for seed in ablations.seeds
+        if found(record, changes, seed) is None
+    ]
+    machine = metrics.public(environment_of_this())
+    about = {"commit": machine["commit"], "processor": machine["processor"], "torch": torch.__version__}
+    threads = max(1, (os.cpu_count() or 1) // arguments.processes)
+    with ThreadPoolExecutor(arguments.processes) as pool, tqdm(total=len(wanted), unit="run") as bar:
+        runs = [pool.submit(trained, ablations, run["changes"], run["seed"], overrides, threads) for run in wanted]
+        try:
+            for run, done in zip(wanted, runs, strict=True):
+                result = done.result()
+                record["runs"].append(
+                    {**run, **result, "processor": about.get("processor"), "torch": torch.__version__}
+                )
+                write_text(path, json.dumps(record, indent=1) + "\n")
+                bar.update()
+                bar.set_postfix({ablations.score: f"{result[ablations.score]:.4g}"})
+        finally:
+            pool.shutdown(cancel_futures=True)
+    for row in table(ablations, record):
+        print("  ".join(row))
+
+
+def read(path: Path) -> Ablations:
+    """A file of ideas. Raises ValueError where it is none."""
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        ablations = Ablations.model_validate(tree)
+    except (yaml.YAMLError, ValidationError) as error:
+        raise ValueError(f"{path}: {error}") from error
+    names = [idea.name for idea in ablations.ideas]
+    if len(ablations.seeds) < 2:
+        raise ValueError(f"{path}: seeds: {ablations.seeds} have no spread; give two or more")
+    for place, idea in enumerate(ablations.ideas):
+        if idea.name in names[:place] or (idea.after and idea.after not in names[:place]):
+            raise ValueError(f"{path}: {idea.name!r} must be new, and come after {idea.after!r}")
+    return ablations
+
+
+def trained(ablations: Ablations, changes: dict[str, Any], seed: int, overrides: Sequence[str], threads: int) -> Any:
+    """What came of a run of the recipe. Raises ValueError with its last line where it fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        named = ablations.common | changes | {"seed": seed, "output_dir": folder + "/run"}
+        words = [word for key, value in named.items() for word in (f"--{key}", said(value))]
+        run = subprocess.run(
+            [sys.executable, "-m", "training", ablations.recipe, *words, *overrides],
+            env=os.environ | {"OMP_NUM_THREADS": str(threads)},
+            capture_output=True,
+            text=True,
+        )
+        if run.returncode:
+            raise ValueError(f"{changes}: {(run.stderr.strip().splitlines() or ['failed'])[-1]}")
+        log = Path(folder, "run", "metrics.jsonl")
+        last = {line["event"]: line for line in metrics.read(log)}["finished"]
+        return outcome(log) | {name: last[name] for name in ("parameters", "targets", "step", "seconds")}
+
+
+def said(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def found(record: dict[str, Any], changes: dict[str, Any], seed: int) -> dict[str, Any] | None:
+    """The run of these changes that a record has."""
+    runs: list[dict[str, Any]] = record["runs"]
+    return next((run for run in runs if run["changes"] == changes and run["seed"] == seed), None)
+
+
+def table(ablations: Ablations, record: dict[str, Any]) -> Iterator[list[str]]:
+    """A row for each idea that all its seeds were run of, in the order of `HEAD`.
+
+    What gains less than the spread of seeds, the standard deviation that both have in common, is said not to.
+    """
+    followed = {idea.after for idea in ablations.ideas}
+    for idea in ablations.ideas:
+        runs = [found(record, ablations.changes(idea), seed) for seed in ablations.seeds]
+        before = ablations.changes(ablations.idea(idea.after)) if idea.after else {}
+        others = [found(record, before, seed) for seed in ablations.seeds]
+        done, known = [run for run in runs if run], [run for run in others if run]
+        if len(done) < len(runs) or len(known) < len(others):
+            continue
+        mean, spread = spread_of(done, ablations.score)
+        old, old_spread = spread_of(known, ablations.score)
+        gain = (mean - old) * (1 if ablations.is_rising else -1)
+        within = ((spread**2 + old_spread**2) / 2) ** 0.5
+        verdict = "" if not idea.changes else "gains" if gain > within else "loses" if gain < -within else "no gain"
+        yield [
+            idea.name + (f" ({idea.source})" if idea.source else ""),
+            ", ".join(f"`{key}: {said(value)}`" for key, value in idea.changes.items())
+            + (f", after *{idea.after}*" if idea.after else ""),
+            f"{mean:.4f} ± {spread:.4f}",
+            f"{gain:+.4f}" if idea.changes else "",
+            f"{spread_of(done, 'flops')[0]:.2e}",
+            f"{done[0]['parameters']:,}",
+            verdict + (", kept" if idea.name in followed else ""),
+        ]
+
+
+def spread_of(runs: Sequence[dict[str, Any]], name: str) -> tuple[float, float]:
+    values = torch.tensor([run[name] for run in runs], dtype=torch.float64)
+    return float(values.mean()), float(values.std())

@@ -1,0 +1,92 @@
+"""Ideas about a recipe, each alone, over seeds."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from benchmarks import ablations, readme
+from benchmarks.__main__ import main
+
+from .. import tiny_runs
+
+IDEAS = {
+    "score": "loss",
+    "seeds": [1, 2],
+    "ideas": [
+        {"name": "as it is"},
+        {"name": "slower", "changes": {"optimisation.learning_rate": 1e-9, "optimisation.matrix_learning_rate": 1e-9}},
+        {"name": "wider", "after": "slower", "changes": {"model.hidden_size": 48}},
+    ],
+}
+
+
+def written(folder: Path, **fields: object) -> Path:
+    file = folder / "ideas.yaml"
+    file.write_text(yaml.safe_dump({"recipe": str(tiny_runs.write_recipe(folder)), **IDEAS, **fields}))
+    return file
+
+
+def run(changes: dict, seed: int, loss: float) -> dict:
+    return {"changes": changes, "seed": seed, "loss": loss, "flops": 1e6, "parameters": 7}
+
+
+def test_each_idea_is_run_over_the_seeds_and_none_twice(tmp_path, monkeypatch, capsys):
+    file = written(tmp_path)
+    assert main(["ablations", str(file), "--only", "as it is", "slower", "--processes", "2"]) == 0
+    record = json.loads(file.with_suffix(".json").read_text())
+    assert [(run["seed"], *run["changes"]) for run in record["runs"]] == [
+        (seed, *idea.get("changes", {})) for idea in IDEAS["ideas"][:2] for seed in (1, 2)
+    ]
+    losses = [run["loss"] for run in record["runs"]]
+    assert losses[0] != losses[1] and max(losses[:2]) < min(losses[2:]), "a rate of nothing learns nothing"
+    assert all(run["flops"] > 0 and run["parameters"] > 0 for run in record["runs"])
+    rows = [*ablations.table(ablations.read(file), record)]
+    assert [row[-1] for row in rows] == ["", "loses, kept"]
+    capsys.readouterr()
+    monkeypatch.setattr(ablations, "trained", lambda *_: pytest.fail("it was run before"))
+    assert main(["ablations", str(file), "--only", "as it is", "slower"]) == 0
+    assert "loses" in capsys.readouterr().out
+
+
+def test_what_gains_less_than_the_spread_does_not_gain(tmp_path):
+    file = written(tmp_path)
+    (_, first), (_, second) = (({}, IDEAS["ideas"][0]), ({}, IDEAS["ideas"][1]))
+    for gain, verdict in ((0.05, "no gain"), (0.2, "gains"), (-0.2, "loses")):
+        changes = second["changes"]
+        runs = [run({}, 1, 2.0), run({}, 2, 2.1), run(changes, 1, 2.0 - gain), run(changes, 2, 2.1 - gain)]
+        rows = [*ablations.table(ablations.read(file), {"runs": runs})]
+        assert rows[1][-1] == f"{verdict}, kept" and rows[1][3] == f"{gain:+.4f}", first
+    assert len(rows) == 2, "what was not run has no row"
+
+
+def test_reports_have_the_table(tmp_path):
+    folder = tmp_path / ablations.FOLDER
+    folder.mkdir(parents=True)
+    file = written(folder)
+    file.with_suffix(".json").write_text(json.dumps({"runs": [run({}, 1, 2.0), run({}, 2, 2.1)]}))
+    text = readme.filled("<!-- ablations: ideas -->\nold\n<!-- end -->\n", tmp_path)
+    assert "| as it is |" in text and "2.0500 ± 0.0707" in text and "old" not in text
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"ideas": [{"name": "a"}, {"name": "a"}]}, "must be new"),
+        ({"ideas": [{"name": "a", "after": "b"}]}, "come after 'b'"),
+        ({"seeds": [1]}, "have no spread"),
+        ({"ideas": [{"name": "a", "change": {}}]}, "change"),
+    ],
+)
+def test_what_says_nothing_is_refused(tmp_path, capsys, fields, said):
+    assert main(["ablations", str(written(tmp_path, **fields))]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_an_idea_that_cannot_be_run_is_said(tmp_path, capsys):
+    file = written(tmp_path, ideas=[{"name": "wrong", "changes": {"model.hidden_sizes": 4}}])
+    assert main(["ablations", str(file)]) == 2
+    assert "hidden_size" in capsys.readouterr().err
+    assert main(["ablations", str(file), "--only", "right"]) == 2
+    assert "'right' is no idea" in capsys.readouterr().err
