@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,24 @@ from training import checkpoints, plan
 from training.__main__ import main
 
 ROOT = Path(__file__).parent.parent
+
+
+def test_a_model_that_was_tried_is_gone_before_the_next(tmp_path, monkeypatch, capsys):
+    """Or the memory that is told of the last is that of them all."""
+    recipe = tiny_runs.write_recipe(tmp_path, "causal_lm", evaluation={"every_steps": None})
+    tried, released, measured = [], [], plan.measured
+
+    def noted(run, *rest):
+        tried.append(weakref.ref(run.unwrapped_model))
+        return measured(run, *rest)
+
+    def looked():
+        released.append([model() is None for model in tried])
+
+    monkeypatch.setattr(plan, "measured", noted)
+    monkeypatch.setattr(plan, "give_back", looked)
+    planned(capsys, recipe, "--minutes", "2", "--fit")
+    assert len(released) > 1 and all(all(gone) for gone in released)
 
 
 def planned(capsys, recipe, *words):

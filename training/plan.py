@@ -4,13 +4,14 @@ python -m training plan RECIPE.yaml [--minutes M [--fit]] [--gpus 8xH100] [--key
 """
 
 import bisect
+import gc
 import math
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import init_empty_weights
@@ -27,6 +28,7 @@ from .recipe import Recipe, parse
 from .roofline import SHEETS, best_rate
 from .run import Run, open_accelerator, prepare, saved_tensors
 from .sections import RecipeError
+from .sharding import give_back
 
 WARMUP, MEASURED = 3, 10  # steps: in the first of them much is allocated, and maybe compiled
 MINUTES, FIT, GPUS = "--minutes", "--fit", "--gpus"
@@ -56,19 +58,28 @@ def plan(words: Sequence[str]) -> None:
     minutes, gpus = _minutes(options), _gpus(options.get(GPUS))
     if FIT in options and minutes is None:
         raise RecipeError(f"{FIT}: give {MINUTES} as well, into which the model is to fit")
-    for _ in range(3 if FIT in options else 1):  # a model of another size makes other use of the machine
-        run, report, pace = begun(words, minutes, gpus)
-        pace = broadcast_object_list([pace])[0]  # all processes try the same size next
-        sizes = fitting(run, pace, minutes) if FIT in options and minutes is not None else {}
-        if all(run.recipe.model.get(name) == size for name, size in sizes.items()):
+    for left in reversed(range(3 if FIT in options else 1)):  # a model of another size makes other use of the machine
+        model, report, sizes, is_main = _tried(words, minutes, gpus, is_to_fit=FIT in options)
+        if not left or all(model.get(name) == size for name, size in sizes.items()):
             break
         words += [f"--model.{name}={size}" for name, size in sizes.items()]
     if sizes:
-        fitted = " ".join(f"--model.{name} {run.recipe.model[name]}" for name in sizes)
+        fitted = " ".join(f"--model.{name} {model[name]}" for name in sizes)
         report = {f"for {minutes:g} minutes": fitted} | report
-    if run.is_main:
+    if is_main:
         width = max(map(len, report))
         print(*(f"{name:{width}}  {value}" for name, value in report.items()), sep="\n")
+
+
+def _tried(
+    words: Sequence[str], minutes: float | None, gpus: tuple[int, str] | None, is_to_fit: bool
+) -> tuple[dict[str, Any], dict[str, str], dict[str, int], bool]:
+    """What a run is of and takes, the sizes that fit better, and whether it is the main process's. It is gone then: its
+    memory is not the next one's."""
+    run, report, pace = begun(words, minutes, gpus)
+    pace = broadcast_object_list([pace])[0]  # all processes try the same size next
+    sizes = fitting(run, pace, minutes) if is_to_fit and minutes is not None else {}
+    return run.recipe.model, report, sizes, run.is_main
 
 
 class Pace(NamedTuple):
@@ -83,6 +94,8 @@ def begun(
     words: Sequence[str], minutes: float | None = None, gpus: tuple[int, str] | None = None
 ) -> tuple[Run, dict[str, str], Pace]:
     """The run of a command line, in a folder that is gone already, and what it will take."""
+    gc.collect()
+    give_back()
     with tempfile.TemporaryDirectory() as folder:
         recipe = parse([*words, "--output_dir", folder]).model_copy(update={"resume": False, "trackers": ()})
         accelerator = open_accelerator(recipe)

@@ -169,6 +169,12 @@ def tell_glibc(settings: dict[int, int]) -> None:
             ctypes.CDLL(None).mallopt(parameter, value)
 
 
+def give_back() -> None:
+    """To the system, what this process has freed."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def _parameters(module: nn.Module) -> list[nn.Parameter]:
     return [parameter for _, parameter in module.named_parameters(remove_duplicate=False)]
 
