@@ -48,13 +48,9 @@ with leaving_at_once():  # these take seconds, in which one may think better of 
     from .proposal import propose
     from .publication import publish
     from .recipe import Recipe, parse, recipe_path, reference, shipped
-    from .run import Interrupted, Run, TrainingError, finish, open_accelerator, open_run
+    from .run import KEPT_RUNS, Interrupted, TrainingError, finish, open_accelerator, open_run
     from .score import score
     from .sections import RecipeError
-
-# Runs with a process group, never freed: gloo's process group, once nothing refers to it, waits for its threads while
-# it holds the interpreter lock that these may be waiting for.
-KEPT: list[Run] = []
 
 
 def main(arguments: list[str]) -> int:
@@ -97,7 +93,7 @@ def train(recipe: Recipe, source: Path) -> None:
     with claimed(Path(recipe.output_dir)) if accelerator.is_main_process else contextlib.nullcontext():
         run = open_run(recipe, accelerator, source)
         if torch.distributed.is_initialized():
-            KEPT.append(run)
+            KEPT_RUNS.append(run)
         accelerator.init_trackers(run.folder.name)
         with onednn_products():
             loop.train(run)
@@ -145,7 +141,7 @@ def command(arguments: list[str]) -> NoReturn:
     launcher.follow()
     code = main(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing is left to stop
-    if KEPT:  # the end of the interpreter would free them
+    if KEPT_RUNS:  # the end of the interpreter would free them
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -26,7 +26,7 @@ from .metrics import used_memory
 from .publication import target_flops
 from .recipe import Recipe, parse
 from .roofline import SHEETS, best_rate
-from .run import Run, open_accelerator, prepare, saved_tensors
+from .run import KEPT_RUNS, Run, open_accelerator, prepare, saved_tensors
 from .sections import RecipeError
 from .sharding import give_back
 
@@ -79,6 +79,8 @@ def _tried(
     run, report, pace = begun(words, minutes, gpus)
     pace = broadcast_object_list([pace])[0]  # all processes try the same size next
     sizes = fitting(run, pace, minutes) if is_to_fit and minutes is not None else {}
+    if run.accelerator.num_processes > 1:
+        KEPT_RUNS.append(run)
     return run.recipe.model, report, sizes, run.is_main
 
 

@@ -207,6 +207,11 @@ KEPT_PRIMITIVES = "128"
 LARGEST_KEPT, KEPT = 2**25, 2**28  # bytes: of a tensor, as much as glibc takes; at the end of its heap
 
 
+# Runs with a process group, never freed: gloo's process group, once nothing refers to it, waits for its threads while
+# it holds the interpreter lock that these may be waiting for.
+KEPT_RUNS: list[Run] = []
+
+
 def open_accelerator(recipe: Recipe) -> Accelerator:
     """The processes of the run and their devices."""
     device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
