@@ -13,7 +13,7 @@ Several run at once, with an equal share of the cores each. `python -m benchmark
 import argparse
 import json
 import os
-import subprocess
+import statistics
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ from hf_scratch_transformer.files import write_text
 from training import metrics
 from training.cards import outcome
 
-from .preparation import environment_of_this
+from .preparation import environment_of_this, ran
 
 FOLDER = "benchmarks/ablations"
 HEAD = ["idea", "changes", "score", "gain", "FLOPs", "parameters", ""]
@@ -100,9 +100,7 @@ def main(argv: Sequence[str]) -> None:
         try:
             for run, done in zip(wanted, runs, strict=True):
                 result = done.result()
-                record["runs"].append(
-                    {**run, **result, "processor": about.get("processor"), "torch": torch.__version__}
-                )
+                record["runs"].append(run | result | about)
                 write_text(path, json.dumps(record, indent=1) + "\n")
                 bar.update()
                 bar.set_postfix({ablations.score: f"{result[ablations.score]:.4g}"})
@@ -133,14 +131,8 @@ def trained(ablations: Ablations, changes: dict[str, Any], seed: int, overrides:
     with tempfile.TemporaryDirectory() as folder:
         named = ablations.common | changes | {"seed": seed, "output_dir": folder + "/run"}
         words = [word for key, value in named.items() for word in (f"--{key}", said(value))]
-        run = subprocess.run(
-            [sys.executable, "-m", "training", ablations.recipe, *words, *overrides],
-            env=os.environ | {"OMP_NUM_THREADS": str(threads)},
-            capture_output=True,
-            text=True,
-        )
-        if run.returncode:
-            raise ValueError(f"{changes}: {(run.stderr.strip().splitlines() or ['failed'])[-1]}")
+        whole = [sys.executable, "-m", "training", ablations.recipe, *words, *overrides]
+        ran(whole, str(changes), environment=os.environ | {"OMP_NUM_THREADS": str(threads)})
         log = Path(folder, "run", "metrics.jsonl")
         last = {line["event"]: line for line in metrics.read(log)}["finished"]
         return outcome(log) | {name: last[name] for name in ("parameters", "targets", "step", "seconds")}
@@ -187,5 +179,5 @@ def table(ablations: Ablations, record: dict[str, Any]) -> Iterator[list[str]]:
 
 
 def spread_of(runs: Sequence[dict[str, Any]], name: str) -> tuple[float, float]:
-    values = torch.tensor([run[name] for run in runs], dtype=torch.float64)
-    return float(values.mean()), float(values.std())
+    values = [run[name] for run in runs]
+    return statistics.mean(values), statistics.stdev(values)

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,16 @@ def main(argv: Sequence[str]) -> None:
 def environment_of_this() -> dict[str, Any]:
     """Versions, processor and command."""
     return environment(torch.device("cpu"), 1, "benchmarks") | {"processor": processor()}
+
+
+def ran(
+    command: Sequence[str], name: str, environment: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> str:
+    """What a command prints. Raises ValueError with its name and its last line where it fails."""
+    run = subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True)
+    if run.returncode:
+        raise ValueError(f"{name}: {(run.stderr.strip().splitlines() or ['failed'])[-1]}")
+    return run.stdout
 
 
 def measured(folder: Path, tokens: int, rounds: int) -> dict[str, Any]:

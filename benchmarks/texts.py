@@ -14,7 +14,6 @@ import math
 import os
 import re
 import shlex
-import subprocess
 import sys
 import tempfile
 import time
@@ -34,7 +33,7 @@ from training.recipe import COLUMNS, Recipe, parse
 
 from .contenders import Options
 from .peers import NATIVE_OF, count_parameters
-from .preparation import environment_of_this
+from .preparation import environment_of_this, ran
 from .runs import RecipeRun, TrainerRun
 
 RECORD = "text.json"
@@ -128,11 +127,8 @@ def command(words: Sequence[str], folder: Path) -> tuple[str, float]:
     print("scratch-transformer", shlex.join(words), flush=True)
     before = time.monotonic()
     whole = [sys.executable, "-m", "hf_scratch_transformer.cli", *words]
-    run = subprocess.run(whole, cwd=folder, env=environment, capture_output=True, text=True)
-    seconds = time.monotonic() - before
-    if run.returncode:
-        raise ValueError(f"{words[0]}: {(run.stderr.strip().splitlines() or ['failed'])[-1]}")
-    return run.stdout, seconds
+    printed = ran(whole, words[0], cwd=folder, environment=environment)
+    return printed, time.monotonic() - before
 
 
 def scored(words: Sequence[str], folder: Path) -> dict[str, Any]:

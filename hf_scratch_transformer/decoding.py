@@ -314,5 +314,7 @@ def multiply_row(linear: nn.Linear, input: Tensor) -> Tensor:  # (1, 1, D) -> (1
     """`linear(input)` as a sum over D of each output's products."""
     if input.numel() != linear.in_features:  # of a call beside the one that is compiled
         return nn.Linear.forward(linear, input)
-    output = (linear.weight * input.reshape(1, -1)).sum(-1)
+    # What is looked at by strides is computed before: a norm, say, once, and not again for each of the outputs.
+    row = input.contiguous().as_strided((1, linear.in_features), (linear.in_features, 1))
+    output = (linear.weight * row).sum(-1)
     return (output if linear.bias is None else output + linear.bias).view(*input.shape[:-1], -1)

@@ -23,11 +23,11 @@ def test_a_model_that_was_tried_is_gone_before_the_next(tmp_path, monkeypatch, c
         tried.append(weakref.ref(run.unwrapped_model))
         return measured(run, *rest)
 
-    def looked():
+    def looked(*_):
         released.append([model() is None for model in tried])
 
     monkeypatch.setattr(plan, "measured", noted)
-    monkeypatch.setattr(plan, "give_back", looked)
+    monkeypatch.setattr(plan, "glibc", looked)
     planned(capsys, recipe, "--minutes", "2", "--fit")
     assert len(released) > 1 and all(all(gone) for gone in released)
 

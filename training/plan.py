@@ -28,7 +28,7 @@ from .recipe import Recipe, parse
 from .roofline import SHEETS, best_rate
 from .run import KEPT_RUNS, Run, open_accelerator, prepare, saved_tensors
 from .sections import RecipeError
-from .sharding import give_back
+from .sharding import glibc
 
 WARMUP, MEASURED = 3, 10  # steps: in the first of them much is allocated, and maybe compiled
 MINUTES, FIT, GPUS = "--minutes", "--fit", "--gpus"
@@ -97,7 +97,7 @@ def begun(
 ) -> tuple[Run, dict[str, str], Pace]:
     """The run of a command line, in a folder that is gone already, and what it will take."""
     gc.collect()
-    give_back()
+    glibc("malloc_trim", 0)  # what this process has freed goes back to the system
     with tempfile.TemporaryDirectory() as folder:
         recipe = parse([*words, "--output_dir", folder]).model_copy(update={"resume": False, "trackers": ()})
         accelerator = open_accelerator(recipe)

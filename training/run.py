@@ -205,8 +205,6 @@ class Run(Session):
 # megabyte or more each: by its own default 1,024, which are gigabytes. A step's own are fewer than these.
 KEPT_PRIMITIVES = "128"
 LARGEST_KEPT, KEPT = 2**25, 2**28  # bytes: of a tensor, as much as glibc takes; at the end of its heap
-
-
 # Runs with a process group, never freed: gloo's process group, once nothing refers to it, waits for its threads while
 # it holds the interpreter lock that these may be waiting for.
 KEPT_RUNS: list[Run] = []
@@ -389,7 +387,8 @@ def keep_memory() -> None:
     """
     if not any(name.startswith("MALLOC_") for name in os.environ):
         # Either alone would end glibc's own choice of the other, which grows with what is freed up to this.
-        sharding.tell_glibc({sharding.M_MMAP_THRESHOLD: LARGEST_KEPT, sharding.M_TRIM_THRESHOLD: KEPT})
+        sharding.glibc("mallopt", sharding.M_MMAP_THRESHOLD, LARGEST_KEPT)
+        sharding.glibc("mallopt", sharding.M_TRIM_THRESHOLD, KEPT)
 
 
 def build_model(

@@ -51,7 +51,7 @@ from .sections import RecipeError
 
 FILE_SIZE = "500MB"  # of weights in a repository of the Hub, which one process has to hold
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # by their names in malloc.h
-LARGE = 2**18  # bytes
+LARGE = 2**18  # bytes: of a tensor that is asked for by itself under FSDP2
 MESH = "ACCELERATE_USE_PARALLELISM_CONFIG"  # what `accelerate launch --use_parallelism_config` sets
 
 
@@ -159,20 +159,13 @@ def shard(
 def _return_freed_memory() -> None:
     """Let glibc ask the system for each large tensor and give it back. In its heap what is gathered for one block
     leaves holes that activations begin to fill, so that the next is put elsewhere: three times the memory."""
-    tell_glibc({M_MMAP_THRESHOLD: LARGE})
+    glibc("mallopt", M_MMAP_THRESHOLD, LARGE)
 
 
-def tell_glibc(settings: dict[int, int]) -> None:
-    """How to allocate memory in this process from now on; what is not glibc is not told."""
+def glibc(function: str, *numbers: int) -> None:
+    """Call a function of the C library about memory; one that is not glibc has none of the kind."""
     with contextlib.suppress(OSError, AttributeError, TypeError):
-        for parameter, value in settings.items():
-            ctypes.CDLL(None).mallopt(parameter, value)
-
-
-def give_back() -> None:
-    """To the system, what this process has freed."""
-    with contextlib.suppress(OSError, AttributeError, TypeError):
-        ctypes.CDLL(None).malloc_trim(0)
+        getattr(ctypes.CDLL(None), function)(*numbers)
 
 
 def _parameters(module: nn.Module) -> list[nn.Parameter]:
