@@ -9,8 +9,9 @@ whole runs, comparison by comparison: a folder more there, and they have a row m
 `benchmarks.gpu`.
 
 What stands between `<!-- seeds: CARD SCORE -->` and `<!-- end -->` is the test's score of a card, mean and standard
-deviation over its seeds: its `metrics.jsonl` and those of other seeds beside it, `seed-2.jsonl` and so on. A table
-between `<!-- cards: CARD.SCORE ... -->` and `<!-- end -->` has such a score of each card, and what a run of it took.
+deviation over its seeds: its `metrics.jsonl` and those of other seeds beside it, `seed-2.jsonl` and so on, or for
+senses its `senses.json` and those. A table between `<!-- tasks -->` and `<!-- end -->` has a row for each task of
+`model_cards/tasks.yaml`: its budget, what version 0.1 reached, its card's score and what a run of that took.
 Between `<!-- scale: measured NAME -->` or `<!-- scale: gpus NAME -->` and `<!-- end -->` are the tables of
 docs/SCALE.md. A table between `<!-- engines: NAME ... -->` and `<!-- end -->` has the engines that ran a model, one
 between `<!-- texts: NAME ... -->` and `<!-- end -->` a row for each text, of these folders of records. One between
@@ -26,7 +27,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_scratch_transformer import hub
+import yaml
+
 from hf_scratch_transformer.files import write_text
 from training import metrics
 from training.cards import logs
@@ -39,7 +41,7 @@ from .steps import STEPS
 ROOT = Path(__file__).parents[1]
 RECORDS = "benchmarks/records"
 TABLE = re.compile(r"(<!-- records: ([\w ]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
-CARDS = re.compile(r"(<!-- cards: ([\w. ]+) -->\n)(?:.*?)(<!-- end -->)", re.DOTALL)
+TASKS = re.compile(r"(<!-- tasks -->\n)(?:.*?)(<!-- end -->)", re.DOTALL)
 SEEDS = re.compile(r"(<!-- seeds: (\w+) (\w+) -->)(?:.*?)(<!-- end -->)", re.DOTALL)
 ENGINES = re.compile(r"(<!-- engines: ([\w ]+) -->\n)(?:.*?)(<!-- end -->)", re.DOTALL)
 TEXTS = re.compile(r"(<!-- texts: ([\w ]+) -->\n)(?:.*?)(<!-- end -->)", re.DOTALL)
@@ -88,8 +90,8 @@ def filled(text: str, root: Path) -> str:
         return match[1] + markdown(head, rows) + match[4]
 
     def trained(match: re.Match[str]) -> str:
-        head = ["recipe", "test", "parameters", "steps", "target tokens", "training FLOPs"]
-        return match[1] + markdown(head, [budget(root, *name.split(".")) for name in match[2].split()]) + match[3]
+        tasks = yaml.safe_load((root / "model_cards" / "tasks.yaml").read_text(encoding="utf-8"))
+        return match[1] + markdown(TASK_HEAD, [task_row(root, **task) for task in tasks]) + match[2]
 
     def spread(match: re.Match[str]) -> str:
         record = read(root, f"{match[3]}/scale.json")
@@ -124,7 +126,7 @@ def filled(text: str, root: Path) -> str:
     text = ABLATIONS.sub(compared, text)
     text = ENGINES.sub(deployed, text)
     text = TEXTS.sub(proposed, text)
-    text = CARDS.sub(trained, text)
+    text = TASKS.sub(trained, text)
     text = SEEDS.sub(lambda match: match[1] + over_seeds(root / "model_cards" / match[2], match[3]) + match[4], text)
     return TABLE.sub(table, text)
 
@@ -140,13 +142,28 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in (head, ["---"] * len(head), *rows))
 
 
-def budget(root: Path, name: str, score: str) -> list[str]:
-    """The row of a card: what came of it, and what the first of its seeds took."""
-    card = root / "model_cards" / name
-    took = last(card / "metrics.jsonl", "finished", "flops")
-    title = hub.SCORES.get(score, ("", score))[1]
-    numbers = [f"{took['parameters']:,}", f"{took['step']:,}", f"{took['targets']:,}", f"{took['flops']:.2e}"]
-    return [f"[{name}](model_cards/{name}/README.md)", f"{title}: {over_seeds(card, score)}", *numbers]
+TASK_HEAD = ["task", "budget, FLOPs", "version 0.1", "now", "FLOPs", "parameters", "best published", "command"]
+
+
+def task_row(
+    root: Path, card: str, task: str, score: str, budget: float, command: str, first: str = "-", published: str = "-"
+) -> list[str]:
+    """A task: what came of its card, and what the first of its seeds took as far as that was counted."""
+    folder = root / "model_cards" / card
+    rest = [published, f"`{command}`"]
+    if not folder.exists():
+        return [task, f"{float(budget):.2e}", first, "not run", "-", "-", *rest]
+    lines = {line["event"]: line for line in metrics.read(folder / "metrics.jsonl")}
+    flops, parameters = (lines.get("finished", {}).get(name) for name in ("flops", "parameters"))
+    return [
+        f"[{task}](model_cards/{card}/README.md)",
+        f"{float(budget):.2e}",
+        first,
+        over_seeds(folder, score),
+        f"{flops:.2e}" if flops else "-",
+        f"{parameters:,}" if parameters else "-",
+        *rest,
+    ]
 
 
 def last(path: Path, event: str, name: str) -> dict[str, Any]:
@@ -159,7 +176,9 @@ def last(path: Path, event: str, name: str) -> dict[str, Any]:
 
 def over_seeds(card: Path, score: str) -> str:
     """`97.5 ± 0.3 over 3 seeds`: the score of the test. Raises ValueError where a run was not tested."""
-    values = [last(path, "test", score)[score] for path in logs(card)]
+    senses = [json.loads(path.read_text(encoding="utf-8"))["mean"] for path in sorted(card.glob("senses*.json"))]
+    values = [each[score] for each in senses if score in each]
+    values = values or [last(path, "test", score)[score] for path in logs(card)]
     spread = f" ± {statistics.stdev(values):.2g} over {len(values)} seeds" if len(values) > 1 else ", one seed"
     return f"{statistics.mean(values):.4g}{spread}"
 

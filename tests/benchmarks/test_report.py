@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from benchmarks import readme
 from benchmarks.__main__ import main
@@ -94,21 +95,31 @@ def test_a_score_is_the_mean_over_seeds(tmp_path: Path) -> None:
     assert "-->30, one seed<!--" in readme.filled(text, tmp_path)
 
 
-def test_what_a_card_took_stands_beside_its_score(tmp_path: Path) -> None:
-    card = tmp_path / "model_cards/it"
+def test_a_task_has_its_budget_what_came_of_it_and_what_that_took(tmp_path: Path) -> None:
+    card, empty = tmp_path / "model_cards/it", "<!-- tasks -->\n<!-- end -->"
     card.mkdir(parents=True)
+    tasks = [
+        {"card": "it", "task": "captions", "score": "bleu", "budget": 9.7e13, "first": "29", "command": "make it"},
+        {"card": "other", "task": "senses", "score": "macro_f1", "budget": 1e15, "published": "90", "command": "make"},
+    ]
+    (card.parent / "tasks.yaml").write_text(yaml.safe_dump(tasks))
     test = {"event": "test", "step": 1440, "bleu": 30.0}
-    finished = {"event": "finished", "step": 1440, "parameters": 2_900_000, "targets": 5_500_000, "flops": None}
-    for flops, line in ((None, "has no flops of event finished"), (4.1e14, "")):
-        lines = [test, finished | {"flops": flops}]
-        (card / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        if line:
-            with pytest.raises(ValueError, match=line):
-                readme.filled("<!-- cards: it.bleu -->\n<!-- end -->", tmp_path)
-    text = readme.filled("<!-- cards: it.bleu -->\n<!-- end -->", tmp_path)
-    row = "| [it](model_cards/it/README.md) | BLEU: 30, one seed | 2,900,000 | 1,440 | 5,500,000 | 4.10e+14 |"
-    assert row in text.splitlines()
+    finished = {"event": "finished", "step": 1440, "parameters": 2_900_000, "targets": 5_500_000, "flops": 4.1e14}
+    (card / "metrics.jsonl").write_text(json.dumps(test) + "\n" + json.dumps(finished) + "\n")
+    text = readme.filled(empty, tmp_path)
+    one = (
+        "| [captions](model_cards/it/README.md) | 9.70e+13 | 29 | 30, one seed | 4.10e+14 | 2,900,000 | - | `make it` |"
+    )
+    assert {one, "| senses | 1.00e+15 | - | not run | - | - | 90 | `make` |"} <= {*text.splitlines()}
     assert readme.filled(text, tmp_path) == text
+    (card.parent / "other").mkdir()
+    (card.parent / "other" / "metrics.jsonl").write_text("")
+    for name, score in (("senses.json", 80.0), ("senses-2.json", 82.0)):
+        (card.parent / "other" / name).write_text(json.dumps({"mean": {"macro_f1": score}}))
+    assert "| 81 ± 1.4 over 2 seeds | - |" in readme.filled(empty, tmp_path)
+    (card / "metrics.jsonl").write_text(json.dumps(finished) + "\n")
+    with pytest.raises(ValueError, match="metrics.jsonl has no bleu of event test"):
+        readme.filled(empty, tmp_path)
 
 
 def test_what_was_not_run_on_a_gpu_is_said(tmp_path: Path) -> None:
