@@ -114,6 +114,11 @@ def survey(path: str, objective: str, columns: Sequence[str] = ()) -> Survey:
     _read(found)
     if not found.rows:
         raise RecipeError(f"--data: {path} holds no row that can be used: {describe(found.refused) or 'it is empty'}")
+    for role, names in found.data["splits"].items():
+        try:
+            next(read(_data(found.data, splits={"train": names}), "train"))
+        except RecipeError as error:
+            raise RecipeError(f"--data: {path} is too little text: none is left for {role} ({error})") from error
     return found
 
 
