@@ -271,15 +271,39 @@ def test_a_run_on_sources_is_the_same_from_memory_and_says_what_it_mixes(tmp_pat
     assert tiny_runs.run(recipe, tmp_path / "run", *words) == 2
 
 
+def test_a_source_with_its_columns_changed_about_is_the_other_direction(tmp_path):
+    recipe = tiny_runs.write_recipe(tmp_path, "translation")
+    tree = yaml.safe_load(recipe.read_text())
+    del tree["data"]["splits"]["train"]
+    about = {name: column for name, column in zip(("target", "source"), tree["data"]["columns"].values(), strict=True)}
+    tree["data"]["sources"] = [{}, {"columns": about}]
+    found = {}
+    for name, number in (("both", slice(0, 2)), ("one", slice(0, 1)), ("other", slice(1, 2))):
+        some = tree | {"data": tree["data"] | {"sources": tree["data"]["sources"][number]}}
+        recipe.write_text(yaml.safe_dump(some))
+        parsed = parse([str(recipe), "--data.cache", str(tmp_path / "cache")])
+        tokenizer = found.setdefault("tokenizer", preparation.tokenizer(parsed))
+        corpus = preparation.prepared(parsed, objectives.OBJECTIVES["translation"](parsed, tokenizer), print)
+        sides = {side: corpus.columns[side] for side in ("source", "target")}
+        found[name] = {side: np.split(of.tokens, of.offsets[1:-1]) for side, of in sides.items()}
+        found[name] = {side: [row.tolist() for row in rows] for side, rows in found[name].items()}
+    assert found["one"] != found["other"] and found["one"]["source"] == found["other"]["target"]
+    assert found["both"] == {side: found["one"][side] + found["other"][side] for side in ("source", "target")}
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--data.splits", '{"train": "train", "validation": "valid"}'], "data.splits.train: data.sources are what"),
         (["--data.streaming"], "data.sources: not with data.streaming"),
         (["--data.sources", '[{"path": "x", "weight": 0}]'], "data.sources.0.weight: must be a number, above 0, got 0"),
-        (["--data.sources", '[{"weight": 1}]'], "data.sources.0.path: missing"),
+        (["--data.sources", '[{"path": 3}]'], "data.sources.0.path: must be"),
         (["--data.sources", '[{"path": "x", "wieght": 1}]'], "data.sources.0.wieght: unknown key"),
         (["--data.deduplicate", "--data.streaming"], "data.deduplicate: not with data.streaming"),
+        (
+            ["--data.sources", '[{"path": "x", "columns": {"source": "de"}}]'],
+            "data.sources.0.columns.source: causal_lm has text",
+        ),
     ],
 )
 def test_sources_that_cannot_be_are_refused_by_their_field(words, said, tmp_path, capsys):

@@ -268,7 +268,7 @@ def check_rows(split: Corpus, recipe: Recipe, role: str) -> None:
         raise NothingUsable(f"data.splits.{role}: no usable row ({describe(split.refused) or 'it is empty'})")
     for number, (source, stretch) in enumerate(mixed(split, recipe) if role == "train" else ()):
         if stretch.tokens < 2:
-            said = f"nothing to predict in {source.path}: {stretch.tokens} token(s)"
+            said = f"nothing to predict in {source.path or recipe.data.path}: {stretch.tokens} token(s)"
             raise NothingUsable(f"data.sources.{number}: {said}")
 
 

@@ -117,7 +117,8 @@ def _kept(recipe: Recipe, what: str, kind: Mapping[str, Any]) -> Iterator[Path |
     if files is None:
         yield None
         return
-    read = {"files": files, "columns": data.columns, "sample_by": data.sample_by, "deduplicate": data.deduplicate}
+    columns = [each.columns for each in sources.views(data)]
+    read = {"files": files, "columns": columns, "sample_by": data.sample_by, "deduplicate": data.deduplicate}
     about = {"form": FORM, "objective": recipe.objective, **read, **kind}
     folder = cache / f"{what}-{corpus.digest(json.dumps(about, sort_keys=True).encode())[:32]}"
     try:

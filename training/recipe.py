@@ -47,10 +47,11 @@ RepositoryId = Annotated[str, AfterValidator(_repository_id)]
 class Source(Section):
     """One of several corpora that are trained on at once; `data` says how its rows are read."""
 
-    path: PathText = Field(examples=["runs/grammar"], description="a Hub dataset id, a folder or a file")
+    path: PathText | None = Field(None, description="a Hub dataset id, a folder or a file; null: that of data")
     name: str | None = Field(None, description="configuration of the Hub dataset")
     revision: str | None = Field(None, description="of the Hub dataset: a branch, tag or commit")
     split: Names = Field(("train",), min_length=1, description="names to look for, as those of `data.splits`")
+    columns: dict[str, Names] = Field({}, description="where they have other names than those of data")
     weight: float = Field(1.0, gt=0, description="share of the tokens, relative to the other sources")
 
 
@@ -68,8 +69,9 @@ class Data(Section):
     )
     sources: tuple[Source, ...] = Field(
         (),
-        description="what is trained on, in the place of splits.train: sections with path, name, revision, split and "
-        "weight, the share of the tokens that a source gives, be it seen less than once or many times",
+        description="what is trained on, in the place of splits.train: sections with path, name and revision (else "
+        "those of data), split, columns where they have other names (source and target changed about: both directions "
+        "in one model), and weight, the share of the tokens that a source gives, be it seen less than once or many times",
     )
     columns: dict[str, Names] = Field(
         {},
@@ -405,6 +407,9 @@ def _columns(recipe: Recipe) -> Iterator[str]:
     if set(recipe.data.columns) != set(wanted):
         given = ", ".join(recipe.data.columns) or "none"
         yield f"data.columns: {recipe.objective} needs exactly {', '.join(wanted)}, got {given}"
+    for number, source in enumerate(recipe.data.sources):
+        for name in sorted(source.columns.keys() - set(wanted)):
+            yield f"data.sources.{number}.columns.{name}: {recipe.objective} has {', '.join(wanted)}"
 
 
 @_rule

@@ -239,11 +239,8 @@ def open_run(recipe: Recipe, accelerator: Accelerator, source: Path) -> Run:
     if broadcast_object_list([launcher.has_written(where / "recipe.yaml")])[0]:
         recipe = recipe.model_copy(update={"resume": True, "overwrite": False})
     if accelerator.is_main_process:
-        paths: list[str | Path] = [
-            recipe.data.path,
-            *(each.path for each in recipe.data.sources),
-            *sources.local_files(recipe.data),
-        ]
+        views = (recipe.data, *sources.views(recipe.data))
+        paths: list[str | Path] = [*(each.path for each in views), *sources.local_files(recipe.data)]
         named = [("the recipe", source), *(("data", Path(path)) for path in paths)]
         models = {"tokenizer.path": recipe.tokenizer.path, f"model.{PATH}": recipe.model.get(PATH)}
         named += [(name, Path(path)) for name, path in models.items() if path]
@@ -442,7 +439,8 @@ def announce(
             parts = corpus.mixed(split, objective.recipe) if role == "train" else []
             total = sum(source.weight for source, _ in parts)
             for source, held in parts:
-                share = f"{source.weight / total:.1%} of its tokens from {source.path}"
+                path = source.path or objective.recipe.data.path
+                share = f"{source.weight / total:.1%} of its tokens from {path}"
                 print(f"{role}: {share}, which has {held.tokens:,}", file=sys.stderr)
             for other, text in known.items():
                 if text.fingerprint == split.fingerprint:

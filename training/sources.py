@@ -65,9 +65,12 @@ def numbered(
 
 def views(data: Data, role: str = "train") -> list[Data]:
     """The data of each source of a split, whose split of that role it is."""
-    each = ({name: getattr(source, name) for name in ("path", "name", "revision")} for source in data.sources)
-    splits = [{"splits": {"train": source.split}, "sources": ()} for source in data.sources if role == "train"]
-    return [data.model_copy(update=one | other) for one, other in zip(each, splits, strict=False)] or [data]
+    found = []
+    for source in data.sources if role == "train" else ():
+        where = {name: getattr(source, name) for name in ("path", "name", "revision")} if source.path else {}
+        rest = {"splits": {"train": source.split}, "columns": data.columns | source.columns, "sources": ()}
+        found.append(data.model_copy(update=where | rest))
+    return found or [data]
 
 
 def _read(data: Data, role: str, group_by: Iterable[str], skip: int, key: Key | None) -> Iterator[Columns]:
