@@ -71,7 +71,7 @@ class Data(Section):
         (),
         description="what is trained on, in the place of splits.train: sections with path, name and revision (else "
         "those of data), split, columns where they have other names (source and target changed about: both directions "
-        "in one model), and weight, the share of the tokens that a source gives, be it seen less than once or many times",
+        "in one model), and weight, the share of the tokens that it gives, be it seen less than once or many times",
     )
     columns: dict[str, Names] = Field(
         {},
