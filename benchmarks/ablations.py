@@ -1,6 +1,6 @@
 """Ideas about a recipe, each measured alone over several seeds, beside the recipe that it changes.
 
-    python -m benchmarks ablations FILE [--only IDEA ...] [--processes 2] [--key value ...]
+    python -m benchmarks ablations FILE [--only IDEA ...] [--seeds 1 ...] [--processes 2] [--key value ...]
 
 FILE, one of `benchmarks/ablations/*.yaml`, names a recipe, the score that ideas are judged by, what all runs have in
 common (a held-out part of the training text as their test: nothing is chosen on a test set), and the ideas: what each
@@ -79,6 +79,7 @@ def main(argv: Sequence[str]) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("file", type=Path)
     parser.add_argument("--only", nargs="+", help="these ideas (all)")
+    parser.add_argument("--seeds", nargs="+", type=int, help="these seeds of the file (all)")
     parser.add_argument("--processes", type=int, default=1, help="at once (%(default)s)")
     arguments, overrides = parser.parse_known_args(argv)
     ablations = read(arguments.file)
@@ -90,7 +91,7 @@ def main(argv: Sequence[str]) -> None:
         for idea in ideas
         for changes in [ablations.changes(idea)]
         for seed in ablations.seeds
-        if found(record, changes, seed) is None
+        if found(record, changes, seed) is None and seed in (arguments.seeds or ablations.seeds)
     ]
     machine = metrics.public(environment_of_this())
     about = {"commit": machine["commit"], "processor": machine["processor"], "torch": torch.__version__}
