@@ -123,7 +123,7 @@ def _fitted(found: Survey, objective: str, minutes: float) -> tuple[list[Choice]
     sizes, batch, seen, evaluations = dict(SIZE), BATCH, 1.0, EVALUATIONS
     passes = PASSES_MASKED if objective == "masked_lm" else PASSES
     for left in reversed(range(ROUNDS)):
-        run, pace, setup = _tried(list(_choices(found, objective, sizes, batch, STEPS, seen, evaluations)))
+        run, pace, setup = _measured(list(_choices(found, objective, sizes, batch, STEPS, seen, evaluations)))
         _, corpus, _ = next(iter(run.parts(0, 0)))
         whole = len(run.objective.plan(corpus, None))  # steps of a pass
         evaluations = max(1, min(EVALUATIONS, int(EVALUATING * 60 * minutes / pace.evaluation)))
@@ -142,7 +142,7 @@ def _fitted(found: Survey, objective: str, minutes: float) -> tuple[list[Choice]
     return choices, pace, before + steps * pace.step
 
 
-def _tried(choices: Sequence[Choice]) -> tuple[Run, Pace, float]:
+def _measured(choices: Sequence[Choice]) -> tuple[Run, Pace, float]:
     """A run of these, what it takes, and the seconds before its first step."""
     with tempfile.TemporaryDirectory() as folder:
         recipe = Path(folder, "recipe.yaml")

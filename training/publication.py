@@ -126,7 +126,7 @@ def records(run: Run, model: Path) -> hub.RunRecords:
 
 
 def cost(run: Run) -> dict[str, Any]:
-    """What the steps of a run took, by the names of `COSTS`, as far as it is known, and the model's size."""
+    """What the steps of a run took, by the names of `COSTS`, as far as it is known, of what model and what text."""
     flops = target_flops(run)
     return {
         "parameters": run.unwrapped_model.num_parameters(),
