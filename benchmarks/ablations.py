@@ -150,35 +150,41 @@ def found(record: dict[str, Any], changes: dict[str, Any], seed: int) -> dict[st
 
 
 def table(ablations: Ablations, record: dict[str, Any]) -> Iterator[list[str]]:
-    """A row for each idea that all its seeds were run of, in the order of `HEAD`.
+    """A row for each idea that was run, in the order of `HEAD`.
 
-    What gains less than the spread of seeds, the standard deviation that both have in common, is said not to.
+    What gains less than the spread of seeds, the standard deviation that both have in common, is said not to; of what
+    not all seeds were run of, how many were.
     """
     followed = {idea.after for idea in ablations.ideas}
+
+    def runs_of(changes: dict[str, Any]) -> list[dict[str, Any]]:
+        return [run for seed in ablations.seeds if (run := found(record, changes, seed))]
+
     for idea in ablations.ideas:
-        runs = [found(record, ablations.changes(idea), seed) for seed in ablations.seeds]
-        before = ablations.changes(ablations.idea(idea.after)) if idea.after else {}
-        others = [found(record, before, seed) for seed in ablations.seeds]
-        done, known = [run for run in runs if run], [run for run in others if run]
-        if len(done) < len(runs) or len(known) < len(others):
+        done = runs_of(ablations.changes(idea))
+        if not done:
             continue
+        known = runs_of(ablations.changes(ablations.idea(idea.after)) if idea.after else {})
         mean, spread = spread_of(done, ablations.score)
-        old, old_spread = spread_of(known, ablations.score)
-        gain = (mean - old) * (1 if ablations.is_rising else -1)
-        within = ((spread**2 + old_spread**2) / 2) ** 0.5
-        verdict = "" if not idea.changes else "gains" if gain > within else "loses" if gain < -within else "no gain"
+        gain, verdict = "", f"{len(done)} of {len(ablations.seeds)} seeds"
+        if len(done) == len(known) == len(ablations.seeds):
+            old, old_spread = spread_of(known, ablations.score)
+            gained = (mean - old) * (1 if ablations.is_rising else -1)
+            within = ((spread**2 + old_spread**2) / 2) ** 0.5
+            verdict = "gains" if gained > within else "loses" if gained < -within else "no gain"
+            gain, verdict = (f"{gained:+.4f}", verdict) if idea.changes else ("", "")
         yield [
             idea.name + (f" ({idea.source})" if idea.source else ""),
             ", ".join(f"`{key}: {said(value)}`" for key, value in idea.changes.items())
             + (f", after *{idea.after}*" if idea.after else ""),
-            f"{mean:.4f} ± {spread:.4f}",
-            f"{gain:+.4f}" if idea.changes else "",
+            f"{mean:.4f}" + (f" ± {spread:.4f}" if len(done) > 1 else ""),
+            gain,
             f"{spread_of(done, 'flops')[0]:.2e}",
             f"{done[0]['parameters']:,}",
-            verdict + (", kept" if idea.name in followed else ""),
+            ", ".join(filter(None, (verdict, "kept" if idea.name in followed else ""))),
         ]
 
 
 def spread_of(runs: Sequence[dict[str, Any]], name: str) -> tuple[float, float]:
     values = [run[name] for run in runs]
-    return statistics.mean(values), statistics.stdev(values)
+    return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0

@@ -59,6 +59,8 @@ def test_what_gains_less_than_the_spread_does_not_gain(tmp_path):
         rows = [*ablations.table(ablations.read(file), {"runs": runs})]
         assert rows[1][-1] == f"{verdict}, kept" and rows[1][3] == f"{gain:+.4f}", first
     assert len(rows) == 2, "what was not run has no row"
+    rows = [*ablations.table(ablations.read(file), {"runs": runs[:3]})]
+    assert rows[1][2:4] == [f"{2.0 - gain:.4f}", ""] and rows[1][-1] == "1 of 2 seeds, kept", "one seed has no spread"
 
 
 def test_reports_have_the_table(tmp_path):
