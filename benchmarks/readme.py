@@ -20,6 +20,7 @@ between `<!-- texts: NAME ... -->` and `<!-- end -->` a row for each text, of th
 
 import argparse
 import json
+import math
 import re
 import statistics
 import sys
@@ -179,8 +180,10 @@ def over_seeds(card: Path, score: str) -> str:
     senses = [json.loads(path.read_text(encoding="utf-8"))["mean"] for path in sorted(card.glob("senses*.json"))]
     values = [each[score] for each in senses if score in each]
     values = values or [last(path, "test", score)[score] for path in logs(card)]
-    spread = f" ± {statistics.stdev(values):.2g} over {len(values)} seeds" if len(values) > 1 else ", one seed"
-    return f"{statistics.mean(values):.4g}{spread}"
+    if len(values) == 1 or not (spread := statistics.stdev(values)):
+        return f"{statistics.mean(values):.4g}, " + ("one seed" if len(values) == 1 else f"{len(values)} seeds alike")
+    decimals = max(0, 1 - math.floor(math.log10(spread)))  # two digits of the spread
+    return f"{statistics.mean(values):.{decimals}f} ± {spread:.{decimals}f} over {len(values)} seeds"
 
 
 def read(root: Path, name: str) -> dict[str, Any]:

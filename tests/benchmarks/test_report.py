@@ -89,7 +89,7 @@ def test_a_score_is_the_mean_over_seeds(tmp_path: Path) -> None:
             {"event": event, "step": 1, "bleu": value + extra} for event, extra in (("evaluation", 9), ("test", 0))
         ]
         (card / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert readme.filled(text, tmp_path) == "It has <!-- seeds: it bleu -->32 ± 2.6 over 3 seeds<!-- end --> BLEU."
+    assert readme.filled(text, tmp_path) == "It has <!-- seeds: it bleu -->32.0 ± 2.6 over 3 seeds<!-- end --> BLEU."
     for path in card.glob("seed-*"):
         path.unlink()
     assert "-->30, one seed<!--" in readme.filled(text, tmp_path)
@@ -116,7 +116,7 @@ def test_a_task_has_its_budget_what_came_of_it_and_what_that_took(tmp_path: Path
     (card.parent / "other" / "metrics.jsonl").write_text("")
     for name, score in (("senses.json", 80.0), ("senses-2.json", 82.0)):
         (card.parent / "other" / name).write_text(json.dumps({"mean": {"macro_f1": score}}))
-    assert "| 81 ± 1.4 over 2 seeds | - |" in readme.filled(empty, tmp_path)
+    assert "| 81.0 ± 1.4 over 2 seeds | - |" in readme.filled(empty, tmp_path)
     (card / "metrics.jsonl").write_text(json.dumps(finished) + "\n")
     with pytest.raises(ValueError, match="metrics.jsonl has no bleu of event test"):
         readme.filled(empty, tmp_path)
