@@ -298,6 +298,7 @@ def test_a_source_with_its_columns_changed_about_is_the_other_direction(tmp_path
         (["--data.streaming"], "data.sources: not with data.streaming"),
         (["--data.sources", '[{"path": "x", "weight": 0}]'], "data.sources.0.weight: must be a number, above 0, got 0"),
         (["--data.sources", '[{"path": 3}]'], "data.sources.0.path: must be"),
+        (["--data.sources", '[{"revision": "main"}]'], "data.sources.0.revision: main is of no path; name that too"),
         (["--data.sources", '[{"path": "x", "wieght": 1}]'], "data.sources.0.wieght: unknown key"),
         (["--data.deduplicate", "--data.streaming"], "data.deduplicate: not with data.streaming"),
         (

@@ -410,6 +410,9 @@ def _columns(recipe: Recipe) -> Iterator[str]:
     for number, source in enumerate(recipe.data.sources):
         for name in sorted(source.columns.keys() - set(wanted)):
             yield f"data.sources.{number}.columns.{name}: {recipe.objective} has {', '.join(wanted)}"
+        for name in ("name", "revision"):
+            if source.path is None and getattr(source, name) is not None:
+                yield f"data.sources.{number}.{name}: {shown(getattr(source, name))} is of no path; name that too"
 
 
 @_rule

@@ -116,9 +116,10 @@ def survey(path: str, objective: str, columns: Sequence[str] = ()) -> Survey:
         raise RecipeError(f"--data: {path} holds no row that can be used: {describe(found.refused) or 'it is empty'}")
     for role, names in found.data["splits"].items():
         try:
-            next(read(_data(found.data, splits={"train": names}), "train"))
+            next(read(_data(found.data, splits={"train": names}), "train"), None)
         except RecipeError as error:
-            raise RecipeError(f"--data: {path} is too little text: none is left for {role} ({error})") from error
+            said = str(error).replace("data.splits.train", role)
+            raise RecipeError(f"--data: {path} gives no text for {role} ({', '.join(names)}): {said}") from error
     return found
 
 
