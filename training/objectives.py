@@ -24,6 +24,7 @@ from .corpus import Corpus
 from .recipe import Recipe
 from .sections import RecipeError
 from .sharding import is_sharded
+from .splitting import LEVELS, merged_from, split
 
 Batch = dict[str, Tensor]
 SHOWN = 32  # tokens of a text that a sample shows, and as many of what a causal LM makes of it
@@ -120,6 +121,9 @@ class Translation(Objective):
         super().__init__(recipe, tokenizer)
         if tokenizer.eos_token_id is None or tokenizer.pad_token_id is None:
             raise RecipeError(f"tokenizer{_of(recipe)}: a translator needs an end-of-sentence and a padding token")
+        self.parts = {side: merged_from(each) for side, each in self.sides.items()}
+        if recipe.optimisation.token_splitting and not all((each >= 0).any() for each in self.parts.values()):
+            raise RecipeError("optimisation.token_splitting: the tokenizer has no merges; 0, or one of byte_bpe")
 
     def plan(self, corpus: Corpus, key: Key | None, pool: int = 0) -> list[np.ndarray]:
         rng = None if key is None else np.random.default_rng(key)
@@ -137,11 +141,17 @@ class Translation(Objective):
         return [rows[batch] for batch in bucket(lengths, self.recipe.data.batch_tokens, rng)]
 
     def collate(self, corpus: Corpus, item: np.ndarray, draws: Draws, step: int) -> Batch:
-        pad = self.tokenizer.pad_token_id
-        source = corpus.columns["source"].padded(item, pad)
-        batch = {"input_ids": source, "labels": corpus.columns["target"].padded(item, IGNORED)}
-        lengths = corpus.columns["source"].lengths[item]
-        batch["attention_mask"] = (np.arange(source.shape[1]) < lengths[:, None]).astype(np.int64)
+        rows, columns = np.arange(len(item)), {side: corpus.columns[side].take(item) for side in self.sides}
+        optimisation, most = self.recipe.optimisation, self.recipe.data.max_length
+        if (chance := optimisation.token_splitting) and step < optimisation.max_steps:  # an evaluation comes after all
+            # As many for each row as it could need: how long the others are makes no difference.
+            drawn = draws.random(len(columns), LEVELS, most).transpose(1, 2, 0, 3) < chance
+            pairs = zip(columns, drawn, strict=True)
+            columns = {side: split(columns[side], self.parts[side], wanted) for side, wanted in pairs}
+        source, target = (columns[side] for side in ("source", "target"))
+        batch = {"input_ids": source.padded(rows, self.tokenizer.pad_token_id), "labels": target.padded(rows, IGNORED)}
+        is_token = np.arange(batch["input_ids"].shape[1]) < source.lengths[:, None]
+        batch["attention_mask"] = is_token.astype(np.int64)
         return {name: torch.from_numpy(values) for name, values in batch.items()}
 
     def loss(self, model: torch.nn.Module, batch: Batch, label_smoothing: float = 0.0) -> Tensor:
@@ -171,7 +181,7 @@ class Translation(Objective):
     @torch.no_grad()  # not `inference_mode`, of which sharded weights that are gathered in it would stay
     def translate(self, model: Any, corpus: Corpus, rows: np.ndarray, num_beams: int) -> list[str]:
         """Translations of some rows, in their order."""
-        encoded = self.collate(corpus, rows, Draws((0,), rows), 0)
+        encoded = self.collate(corpus, rows, Draws((0,), rows), self.recipe.optimisation.max_steps)
         del encoded["labels"]
         limit = longest_output(encoded["input_ids"].shape[1], self.recipe.data.max_length)
         output = model.generate(
@@ -243,9 +253,20 @@ class _Windows(Objective):
             parts.append(windows + firsts[source])
         return np.concatenate(parts)
 
-    def cut(self, corpus: Corpus, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Indices into the stream and whether they count, both [windows, window], and positions in each document."""
-        starts, stops, counted = windows[:, :1], windows[:, 1:2], windows[:, 2:]
+    def pieces(self, step: int) -> int:
+        """How many windows each window of the plan becomes at a step: shorter ones at first are staged training (Press
+        et al. 2021), by which attention costs less and batches have more rows."""
+        stages = self.recipe.data.window_pieces
+        return stages[min(step * len(stages) // self.recipe.optimisation.max_steps, len(stages) - 1)]
+
+    def cut(self, corpus: Corpus, windows: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Indices into the stream and whether they count, both [windows * pieces, window // pieces], and positions in
+        each document."""
+        pieces = self.pieces(step)
+        size = self.window // pieces
+        starts, stops, counted = np.repeat(windows, pieces, axis=0).T[:, :, None]
+        starts = starts + np.tile(size * np.arange(pieces), len(windows))[:, None]
+        stops = np.minimum(stops, starts + size)  # behind its end a short window has pieces in which nothing counts
         indices = starts + np.arange(int((stops - starts).max()))
         counts = (counted <= indices) & (indices < stops)
         indices = np.minimum(indices, stops - 1)
@@ -288,7 +309,7 @@ class CausalLM(_Windows):
 
     def collate(self, corpus: Corpus, item: np.ndarray, draws: Draws, step: int) -> Batch:
         stream = corpus.columns["text"].tokens
-        indices, counts, positions = self.cut(corpus, item)
+        indices, counts, positions = self.cut(corpus, item, step)
         following = stream[indices + 1].astype(np.int64)
         batch = {"input_ids": stream[indices], "shift_labels": np.where(counts, following, IGNORED)}
         if positions is not None:
@@ -346,10 +367,11 @@ class MaskedLM(_Windows):
         return first + (last - first) * min(1.0, step / self.recipe.optimisation.max_steps)
 
     def collate(self, corpus: Corpus, item: np.ndarray, draws: Draws, step: int) -> Batch:
-        indices, counts, positions = self.cut(corpus, item)
+        indices, counts, positions = self.cut(corpus, item, step)
         tokens = corpus.columns["text"].tokens[indices].astype(np.int64)
         # As many for each row as it could need: how wide the others are makes no difference.
-        draw, share, other = draws.random(3, self.window)[:, :, : tokens.shape[1]].transpose(1, 0, 2)
+        drawn = draws.random(3, self.window).transpose(1, 0, 2).reshape(3, len(tokens), -1)
+        draw, share, other = drawn[:, :, : tokens.shape[1]]
         if self.recipe.optimisation.whole_word_masking:
             word = np.maximum.accumulate(np.where(self.inside[tokens], 0, np.arange(tokens.shape[1])), axis=1)
             draw = np.take_along_axis(draw, word, axis=1)  # one draw a word: its pieces are masked together

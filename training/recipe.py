@@ -88,6 +88,12 @@ class Data(Section):
     deduplicate: bool = Field(False, description="leave out rows of the training split that are there already")
     max_length: int = Field(256, ge=2, description="tokens of one side of a pair; longer rows are malformed")
     window: int = Field(256, ge=2, description="predictions per window of a language model")
+    window_pieces: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        (1,),
+        min_length=1,
+        description="how many windows each becomes in training, by equal shares of the run, whole in the last: "
+        "[4, 2, 1] has a third of the steps at a quarter of data.window, a third at half of it",
+    )
     separate_documents: bool = Field(False, description="no attention between documents that share a window")
     random_windows: bool = Field(False, description="windows at random offsets, not a partition of the corpus")
     batch_tokens: int = Field(4096, ge=2, description="padded tokens of one batch, over all processes")
@@ -148,6 +154,12 @@ class Optimisation(Section):
     )
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the target spread over the vocabulary")
     r_drop: float = Field(0.0, ge=0, description="weight of the divergence between two dropout masks")
+    token_splitting: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="chance that a token of byte_bpe stands in training as the two that it was merged from, and so on",
+    )
     mask_fraction: tuple[Fraction, ...] = Field(
         (0.15,),
         min_length=1,
@@ -494,9 +506,22 @@ def _stride(recipe: Recipe) -> Iterator[str]:
 
 
 @_rule
-def _r_drop(recipe: Recipe) -> Iterator[str]:
-    if recipe.optimisation.r_drop and recipe.objective != "translation":
-        yield f"optimisation.r_drop: an option of translation, not of {recipe.objective}"
+def _window_pieces(recipe: Recipe) -> Iterator[str]:
+    window, pieces = recipe.data.window, recipe.data.window_pieces
+    if pieces == (1,):
+        return
+    if recipe.objective == "translation":
+        yield "data.window_pieces: an option of language models, not of translation"
+    elif pieces[-1] != 1 or any(window % each or window == each for each in pieces):
+        given = f"data.window_pieces: {shown(pieces)}"
+        yield f"{given} must be divisors of data.window {window} and below it, the last of them 1"
+
+
+@_rule
+def _of_translation(recipe: Recipe) -> Iterator[str]:
+    for name in ("r_drop", "token_splitting") if recipe.objective != "translation" else ():
+        if getattr(recipe.optimisation, name):
+            yield f"optimisation.{name}: an option of translation, not of {recipe.objective}"
 
 
 @_rule
