@@ -14,8 +14,6 @@ from training.batches import IGNORED, Draws
 from training.corpus import FAMILIES, load, make_tokenizer
 from training.objectives import OBJECTIVES
 from training.recipe import parse
-from training.sections import RecipeError
-from training.splitting import LEVELS, merged_from, split
 
 
 def opened(folder, name, *words, **sections):
@@ -178,61 +176,6 @@ def test_pieces_of_windows_do_not_see_each_other(tmp_path):
     stream = corpus.columns["text"].tokens[int(item[0, 0]) :][:16].astype(np.int64)
     assert ids.flatten().tolist() == stream.tolist()
     torch.testing.assert_close(model(ids).logits[1], model(ids[1:2]).logits[0])
-
-
-def apart(folder, chance="0.3"):
-    return opened(folder, "translation", "--optimisation.token_splitting", chance)
-
-
-def test_tokens_that_come_apart_spell_the_same_text(tmp_path):
-    objective, corpus, _ = apart(tmp_path)
-    plain, _, _ = opened(tmp_path, "translation")
-    rows = np.arange(20)
-    texts, widths = [], []
-    for each, step in ((plain, 0), (objective, 0), (objective, objective.recipe.optimisation.max_steps)):
-        batch = each.collate(corpus, rows, Draws((7,), rows), step)
-        labels = batch["labels"].where(batch["labels"] != IGNORED, torch.tensor(each.tokenizer.pad_token_id))
-        assert (batch["attention_mask"] == (batch["input_ids"] != each.tokenizer.pad_token_id)).all()
-        texts += [each.tokenizer.batch_decode(ids, skip_special_tokens=True) for ids in (batch["input_ids"], labels)]
-        widths.append(int(batch["attention_mask"].sum()))
-    assert texts[:2] == texts[2:4] == texts[4:], "and evaluations have tokens as they are"
-    assert widths[0] == widths[2] and 1.2 < widths[1] / widths[0] < 2.2
-
-
-def test_which_tokens_come_apart_does_not_depend_on_other_rows(tmp_path):
-    objective, corpus, _ = apart(tmp_path)
-    rows = np.arange(8)
-    every = objective.collate(corpus, rows, Draws((7,), rows), 0)
-    some = objective.collate(corpus, rows[1::3], Draws((7,), rows[1::3]), 0)
-    for name in every:
-        width = some[name].shape[1]
-        assert torch.equal(every[name][1::3, :width], some[name])
-
-
-def test_a_row_does_not_come_apart_beyond_the_longest(tmp_path):
-    objective, corpus, _ = apart(tmp_path, "0.9")
-    whole = corpus.columns["target"].take(np.arange(30))
-    most = int(whole.lengths.max())
-    parts = objective.parts["target"]
-    found = split(whole, parts, np.ones((LEVELS, 30, most), bool))
-    assert (
-        found.lengths.max() <= most
-        and (found.lengths >= whole.lengths).all()
-        and found.lengths.sum() > whole.lengths.sum()
-    )
-    assert found.lengths.sum() == len(found.tokens)
-
-
-def test_only_what_was_merged_comes_apart(tmp_path):
-    objective, _, _ = apart(tmp_path)
-    vocabulary = objective.tokenizer.get_vocab()
-    names = {index: token for token, index in vocabulary.items()}
-    parts = merged_from(objective.tokenizer)
-    assert 10 < (parts[:, 0] >= 0).sum() < len(vocabulary) - 256
-    for token, (left, right) in enumerate(parts):
-        assert (left < 0 and right < 0) or names[left] + names[right] == names[token]
-    with pytest.raises(RecipeError, match="optimisation.token_splitting: the tokenizer has no merges"):
-        opened(tmp_path, "translation", "--optimisation.token_splitting", "0.1", "--tokenizer.algorithm", "char")
 
 
 def test_random_windows_lie_inside_the_stream(tmp_path):

@@ -24,7 +24,6 @@ from .corpus import Corpus
 from .recipe import Recipe
 from .sections import RecipeError
 from .sharding import is_sharded
-from .splitting import LEVELS, merged_from, split
 
 Batch = dict[str, Tensor]
 SHOWN = 32  # tokens of a text that a sample shows, and as many of what a causal LM makes of it
@@ -121,9 +120,6 @@ class Translation(Objective):
         super().__init__(recipe, tokenizer)
         if tokenizer.eos_token_id is None or tokenizer.pad_token_id is None:
             raise RecipeError(f"tokenizer{_of(recipe)}: a translator needs an end-of-sentence and a padding token")
-        self.parts = {side: merged_from(each) for side, each in self.sides.items()}
-        if recipe.optimisation.token_splitting and not all((each >= 0).any() for each in self.parts.values()):
-            raise RecipeError("optimisation.token_splitting: the tokenizer has no merges; 0, or one of byte_bpe")
 
     def plan(self, corpus: Corpus, key: Key | None, pool: int = 0) -> list[np.ndarray]:
         rng = None if key is None else np.random.default_rng(key)
@@ -141,17 +137,11 @@ class Translation(Objective):
         return [rows[batch] for batch in bucket(lengths, self.recipe.data.batch_tokens, rng)]
 
     def collate(self, corpus: Corpus, item: np.ndarray, draws: Draws, step: int) -> Batch:
-        rows, columns = np.arange(len(item)), {side: corpus.columns[side].take(item) for side in self.sides}
-        optimisation, most = self.recipe.optimisation, self.recipe.data.max_length
-        if (chance := optimisation.token_splitting) and step < optimisation.max_steps:  # an evaluation comes after all
-            # As many for each row as it could need: how long the others are makes no difference.
-            drawn = draws.random(len(columns), LEVELS, most).transpose(1, 2, 0, 3) < chance
-            pairs = zip(columns, drawn, strict=True)
-            columns = {side: split(columns[side], self.parts[side], wanted) for side, wanted in pairs}
-        source, target = (columns[side] for side in ("source", "target"))
-        batch = {"input_ids": source.padded(rows, self.tokenizer.pad_token_id), "labels": target.padded(rows, IGNORED)}
-        is_token = np.arange(batch["input_ids"].shape[1]) < source.lengths[:, None]
-        batch["attention_mask"] = is_token.astype(np.int64)
+        pad = self.tokenizer.pad_token_id
+        source = corpus.columns["source"].padded(item, pad)
+        batch = {"input_ids": source, "labels": corpus.columns["target"].padded(item, IGNORED)}
+        lengths = corpus.columns["source"].lengths[item]
+        batch["attention_mask"] = (np.arange(source.shape[1]) < lengths[:, None]).astype(np.int64)
         return {name: torch.from_numpy(values) for name, values in batch.items()}
 
     def loss(self, model: torch.nn.Module, batch: Batch, label_smoothing: float = 0.0) -> Tensor:
@@ -181,7 +171,7 @@ class Translation(Objective):
     @torch.no_grad()  # not `inference_mode`, of which sharded weights that are gathered in it would stay
     def translate(self, model: Any, corpus: Corpus, rows: np.ndarray, num_beams: int) -> list[str]:
         """Translations of some rows, in their order."""
-        encoded = self.collate(corpus, rows, Draws((0,), rows), self.recipe.optimisation.max_steps)
+        encoded = self.collate(corpus, rows, Draws((0,), rows), 0)
         del encoded["labels"]
         limit = longest_output(encoded["input_ids"].shape[1], self.recipe.data.max_length)
         output = model.generate(

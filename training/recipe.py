@@ -154,12 +154,6 @@ class Optimisation(Section):
     )
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the target spread over the vocabulary")
     r_drop: float = Field(0.0, ge=0, description="weight of the divergence between two dropout masks")
-    token_splitting: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="chance that a token of byte_bpe stands in training as the two that it was merged from, and so on",
-    )
     mask_fraction: tuple[Fraction, ...] = Field(
         (0.15,),
         min_length=1,
@@ -518,10 +512,9 @@ def _window_pieces(recipe: Recipe) -> Iterator[str]:
 
 
 @_rule
-def _of_translation(recipe: Recipe) -> Iterator[str]:
-    for name in ("r_drop", "token_splitting") if recipe.objective != "translation" else ():
-        if getattr(recipe.optimisation, name):
-            yield f"optimisation.{name}: an option of translation, not of {recipe.objective}"
+def _r_drop(recipe: Recipe) -> Iterator[str]:
+    if recipe.optimisation.r_drop and recipe.objective != "translation":
+        yield f"optimisation.r_drop: an option of translation, not of {recipe.objective}"
 
 
 @_rule
