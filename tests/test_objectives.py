@@ -151,33 +151,6 @@ def test_separate_documents_do_not_see_each_other(name, tmp_path):
     assert not torch.allclose(outputs[0][:start], outputs[1][:start])
 
 
-@pytest.mark.parametrize("name", ["causal_lm", "masked_lm"])
-def test_windows_in_pieces_hold_the_same_predictions(name, tmp_path):
-    words = ["--data.window_pieces", "[4, 2, 1]", "--optimisation.mask_fraction", "0.4"][
-        : None if name == "masked_lm" else 2
-    ]
-    whole, corpus, _ = opened(tmp_path, name, *words[2:])
-    objective, _, _ = opened(tmp_path, name, *words)
-    steps = objective.recipe.optimisation.max_steps
-    for item in objective.plan(corpus, (0,)):
-        draws = Draws((7,), np.arange(len(item)))
-        targets = [whole.collate(corpus, item, draws, 0)[whole.targets]]
-        for step, pieces in ((0, 4), (steps // 3, 2), (steps - 1, 1), (steps, 1)):
-            batch = objective.collate(corpus, item, draws, step)
-            assert batch["input_ids"].shape[0] == pieces * len(item) and batch["input_ids"].shape[1] <= 16 // pieces
-            targets.append(batch[objective.targets])
-        assert len({tuple(each[each != IGNORED].tolist()) for each in targets}) == 1
-
-
-def test_pieces_of_windows_do_not_see_each_other(tmp_path):
-    objective, corpus, model = opened(tmp_path, "causal_lm", "--data.window_pieces", "[4, 1]")
-    item = objective.plan(corpus, (0,))[0][1:2]
-    ids = objective.collate(corpus, item, Draws((7,), np.arange(1)), 0)["input_ids"]
-    stream = corpus.columns["text"].tokens[int(item[0, 0]) :][:16].astype(np.int64)
-    assert ids.flatten().tolist() == stream.tolist()
-    torch.testing.assert_close(model(ids).logits[1], model(ids[1:2]).logits[0])
-
-
 def test_random_windows_lie_inside_the_stream(tmp_path):
     objective, corpus, _ = opened(tmp_path, "causal_lm", "--data.random_windows")
     windows = np.concatenate(objective.plan(corpus, (0,)))

@@ -84,17 +84,6 @@ def test_any_field_is_overridden_on_the_command_line(recipe):
     assert resolved.data.splits["test"] == ("val",) and resolved.data.splits["train"] == ("train",)
 
 
-@pytest.mark.parametrize("pieces", ["[2]", "[3, 1]", "[256, 1]", "[1, 2]"])
-def test_pieces_of_windows_divide_them_and_end_whole(recipe, pieces):
-    words = ["--objective=causal_lm", "--model.model_type=scratch_decoder", '--data.columns={"text": "en"}']
-    said = f"data.window_pieces: {pieces} must be divisors of data.window 256 and below it, the last of them 1"
-    assert said in problems(recipe, *words, f"--data.window_pieces={pieces}")
-    assert not any("window_pieces" in line for line in problems(recipe, *words, "--data.window_pieces=[4, 2, 1]"))
-    assert "data.window_pieces: an option of language models, not of translation" in problems(
-        recipe, "--data.window_pieces=[2, 1]"
-    )
-
-
 def test_a_name_keeps_its_characters_and_a_number_its_digits(recipe):
     words = ["--output_dir", "runs/exp #2", "--seed", "010", "--data.languages", '["no", "en"]']
     resolved = parse([str(recipe), *words, "--data.name", "1.10", "--data.revision", "null"])

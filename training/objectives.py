@@ -243,20 +243,9 @@ class _Windows(Objective):
             parts.append(windows + firsts[source])
         return np.concatenate(parts)
 
-    def pieces(self, step: int) -> int:
-        """How many windows each window of the plan becomes at a step: shorter ones at first are staged training (Press
-        et al. 2021), by which attention costs less and batches have more rows."""
-        stages = self.recipe.data.window_pieces
-        return stages[min(step * len(stages) // self.recipe.optimisation.max_steps, len(stages) - 1)]
-
-    def cut(self, corpus: Corpus, windows: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Indices into the stream and whether they count, both [windows * pieces, window // pieces], and positions in
-        each document."""
-        pieces = self.pieces(step)
-        size = self.window // pieces
-        starts, stops, counted = np.repeat(windows, pieces, axis=0).T[:, :, None]
-        starts = starts + np.tile(size * np.arange(pieces), len(windows))[:, None]
-        stops = np.minimum(stops, starts + size)  # behind its end a short window has pieces in which nothing counts
+    def cut(self, corpus: Corpus, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Indices into the stream and whether they count, both [windows, window], and positions in each document."""
+        starts, stops, counted = windows[:, :1], windows[:, 1:2], windows[:, 2:]
         indices = starts + np.arange(int((stops - starts).max()))
         counts = (counted <= indices) & (indices < stops)
         indices = np.minimum(indices, stops - 1)
@@ -299,7 +288,7 @@ class CausalLM(_Windows):
 
     def collate(self, corpus: Corpus, item: np.ndarray, draws: Draws, step: int) -> Batch:
         stream = corpus.columns["text"].tokens
-        indices, counts, positions = self.cut(corpus, item, step)
+        indices, counts, positions = self.cut(corpus, item)
         following = stream[indices + 1].astype(np.int64)
         batch = {"input_ids": stream[indices], "shift_labels": np.where(counts, following, IGNORED)}
         if positions is not None:
@@ -357,11 +346,10 @@ class MaskedLM(_Windows):
         return first + (last - first) * min(1.0, step / self.recipe.optimisation.max_steps)
 
     def collate(self, corpus: Corpus, item: np.ndarray, draws: Draws, step: int) -> Batch:
-        indices, counts, positions = self.cut(corpus, item, step)
+        indices, counts, positions = self.cut(corpus, item)
         tokens = corpus.columns["text"].tokens[indices].astype(np.int64)
         # As many for each row as it could need: how wide the others are makes no difference.
-        drawn = draws.random(3, self.window).transpose(1, 0, 2).reshape(3, len(tokens), -1)
-        draw, share, other = drawn[:, :, : tokens.shape[1]]
+        draw, share, other = draws.random(3, self.window)[:, :, : tokens.shape[1]].transpose(1, 0, 2)
         if self.recipe.optimisation.whole_word_masking:
             word = np.maximum.accumulate(np.where(self.inside[tokens], 0, np.arange(tokens.shape[1])), axis=1)
             draw = np.take_along_axis(draw, word, axis=1)  # one draw a word: its pieces are masked together

@@ -146,9 +146,9 @@ def target_flops(run: Run) -> float | None:
     plan = objective.plan(run.validation, None)
     flops, targets, was_training = 0, 0, model.training
     model.train()
-    count = min(COUNTED * len(run.recipe.data.window_pieces), len(plan))
-    # Over all steps so far: there may have been fewer and fewer targets among as many tokens, and longer windows.
-    steps = run.state.step * (np.arange(count) + 0.5) / count
+    count = min(COUNTED, len(plan))
+    # Over all steps so far: there may have been fewer and fewer targets among as many tokens.
+    steps = np.linspace(0, run.state.step, count).astype(int)
     for index, step_done in zip(np.linspace(0, len(plan) - 1, count).astype(int), steps, strict=True):
         draws = Draws((index,), np.arange(len(plan[index])))
         batch = objective.collate(run.validation, plan[index], draws, int(step_done))

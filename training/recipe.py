@@ -88,12 +88,6 @@ class Data(Section):
     deduplicate: bool = Field(False, description="leave out rows of the training split that are there already")
     max_length: int = Field(256, ge=2, description="tokens of one side of a pair; longer rows are malformed")
     window: int = Field(256, ge=2, description="predictions per window of a language model")
-    window_pieces: tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        (1,),
-        min_length=1,
-        description="how many windows each becomes in training, by equal shares of the run, whole in the last: "
-        "[4, 2, 1] has a third of the steps at a quarter of data.window, a third at half of it",
-    )
     separate_documents: bool = Field(False, description="no attention between documents that share a window")
     random_windows: bool = Field(False, description="windows at random offsets, not a partition of the corpus")
     batch_tokens: int = Field(4096, ge=2, description="padded tokens of one batch, over all processes")
@@ -497,18 +491,6 @@ def _stride(recipe: Recipe) -> Iterator[str]:
         yield f"evaluation.stride: an option of causal_lm, not of {recipe.objective}"
     elif stride is not None and stride > recipe.data.window:
         yield f"evaluation.stride: {stride} must be at most data.window {recipe.data.window}"
-
-
-@_rule
-def _window_pieces(recipe: Recipe) -> Iterator[str]:
-    window, pieces = recipe.data.window, recipe.data.window_pieces
-    if pieces == (1,):
-        return
-    if recipe.objective == "translation":
-        yield "data.window_pieces: an option of language models, not of translation"
-    elif pieces[-1] != 1 or any(window % each or window == each for each in pieces):
-        given = f"data.window_pieces: {shown(pieces)}"
-        yield f"{given} must be divisors of data.window {window} and below it, the last of them 1"
 
 
 @_rule
