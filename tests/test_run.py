@@ -12,7 +12,8 @@ import torch
 
 from tests import tiny_runs
 from training import checkpoints, metrics
-from training.run import RENAMED, State
+from training.recipe import parse
+from training.run import RENAMED, State, open_accelerator
 
 ROOT = Path(__file__).parent.parent
 # The state of a checkpoint that version 0.1 wrote.
@@ -95,6 +96,13 @@ def test_threads_wait_for_each_other_without_taking_a_busy_machine(load, given, 
     environment |= given | {"OMP_DISPLAY_ENV": "VERBOSE"}
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True)
     assert f"GOMP_SPINCOUNT = '{spins}'" in done.stderr
+
+
+def test_runs_of_one_process_differ_in_precision(recipe):
+    """As those that a notebook starts."""
+    for precision in ("bf16", "fp32", "bf16"):
+        accelerator = open_accelerator(parse([str(recipe), "--optimisation.precision", precision]))
+        assert accelerator.mixed_precision == {"bf16": "bf16", "fp32": "no"}[precision]
 
 
 def test_the_programs_that_onednn_keeps_are_few(recipe):

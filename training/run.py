@@ -19,6 +19,7 @@ from typing import Annotated, Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from accelerate.utils import (
     DistributedDataParallelKwargs,
     ProjectConfiguration,
@@ -216,6 +217,7 @@ def open_accelerator(recipe: Recipe) -> Accelerator:
     bf16 = autocasts(recipe.optimisation.precision, device.type)
     for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):  # read at the first product
         os.environ.setdefault(name, KEPT_PRIMITIVES)
+    AcceleratorState._reset_state()  # of an earlier run of this process, whose precision need not be this one's
     with sharding.unmeshed():
         return Accelerator(
             cpu=device.type == "cpu",  # else several processes on a CPU would not find each other
