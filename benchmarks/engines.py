@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,17 +58,17 @@ def open_ours(settings: Settings, place: Path, is_compiled: bool = False, is_qua
     torch.set_num_threads(settings.threads)
     auto_class = AutoModelForSeq2SeqLM if settings.is_translator else AutoModelForCausalLM
     model = auto_class.from_pretrained(place, dtype=torch.float32).eval()
-    options: dict[str, Any] = {"do_sample": False, "num_beams": 1}
+    search: Callable[..., Any] = partial(model.generate, do_sample=False, num_beams=1)
     if is_quantized:
         torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8, inplace=True)
     if is_compiled:
         from hf_scratch_transformer.decoding import CompiledDecoding
 
-        options["custom_generate"] = CompiledDecoding()
+        search = partial(CompiledDecoding().greedy, model)
 
     def write(prompt: list[int], count: int) -> list[int]:
         ids = torch.tensor([prompt])
-        written = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, **options)
+        written = search(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count)
         tokens: list[int] = written[0, 1 if settings.is_translator else len(prompt) :].tolist()
         return tokens
 
@@ -230,7 +231,7 @@ def open_gguf(settings: Settings, place: Path) -> Writer:
 
 CONTENDERS = [
     Contender(OURS, "fp32", "torch", "torch", None, open_ours),
-    Contender("generate, compiled", "fp32", "torch", "torch", None, open_compiled),
+    Contender("greedy, compiled", "fp32", "torch", "torch", None, open_compiled),
     Contender(OURS, "int8", "torch", "torch", None, open_quantized),
     Contender("CTranslate2", "fp32", "ctranslate2", "ctranslate2", write_ctranslate2, open_ctranslate2),
     Contender("CTranslate2", "int8", "ctranslate2", "ctranslate2", write_ctranslate2_int8, open_ctranslate2),

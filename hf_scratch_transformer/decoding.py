@@ -1,38 +1,37 @@
-"""Decoding on a CPU by one compiled graph a token, for transformers' `generate`.
+"""Decoding on a CPU by one compiled graph a token, for transformers' `generate` or beside it.
 
     decode = CompiledDecoding()
     model.generate(**inputs, custom_generate=decode)
+    decode.greedy(model, **inputs, max_new_tokens=100)
 
 A step of eager decoding waits for the interpreter more than for the arithmetic. Here a step is one graph of
-TorchInductor on a static cache. Of a single row, products of matrices are written as sums, which the compiler fuses
-with what is around them, and which run at the speed of memory.
+TorchInductor on a static cache. Of a single row, products of matrices and attention are written as sums, which the
+compiler fuses with what is around them, and which run at the speed of memory.
 
-Shapes: B rows, T tokens of a prompt, L tokens so far, S tokens of the source, D input and F output width of a matrix.
+Shapes: B rows, T tokens of a prompt, L tokens so far, S tokens of the source, C slots for these, H heads, D input and
+F output width of a matrix.
 """
 
 import math
 import os
 import shutil
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
 from types import FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch._dynamo import lookup_backend
+from torch import Tensor
+from torch._dynamo import lookup_backend, mark_dynamic
 from torch.nn import functional as F
 from transformers import (
     EosTokenCriteria,
+    GenerationConfig,
     LogitsProcessorList,
     MaxLengthCriteria,
     PreTrainedModel,
-    StaticCache,
     StoppingCriteriaList,
 )
-from transformers.cache_utils import EncoderDecoderCache
+from transformers.cache_utils import Cache, EncoderDecoderCache, StaticLayer
 from transformers.generation import GenerationMode
 
 from .stack_scratch import ScratchPreTrainedModel
@@ -40,11 +39,18 @@ from .stack_scratch import ScratchPreTrainedModel
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 # Inputs, also those that `generate` itself makes.
 READ = {"attention_mask", "encoder_outputs", "past_key_values", "use_cache", "logits_to_keep", "position_ids"}
+# Of a generation config what greedy search heeds here, and what is of sampling and of beams alone.
+HEEDED = {
+    *("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id", "max_length", "max_new_tokens"),
+    *("do_sample", "temperature", "top_k", "top_p", "top_h", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff"),
+    *("num_beams", "num_return_sequences", "early_stopping", "length_penalty", "diversity_penalty"),
+    *("use_cache", "cache_implementation", "transformers_version"),
+}
 LEAST_SLOTS = 64  # of a cache, doubled until all tokens fit: few sizes, few graphs
 INDUCTOR = {"cpp_wrapper": True}
-COMPILING = threading.Lock()  # a model's products are others meanwhile
 
 Next = tuple[Tensor, Tensor]  # the last token's logits (B, V) in single precision, and the likeliest next tokens (B, 1)
+Inputs = dict[str, Any]  # of every step, beside its tokens: mask, states of the source, cache
 
 
 class CompiledDecoding:
@@ -58,7 +64,8 @@ class CompiledDecoding:
 
     def __init__(self, backend: Any = "inductor") -> None:  # of torch.compile
         self.backend = backend
-        self.steps: dict[tuple[Any, ...], Step] = {}
+        self.steps: dict[tuple[Any, ...], Compiled] = {}
+        self.sources: dict[tuple[Any, ...], Compiled] = {}
 
     def __call__(
         self,
@@ -75,33 +82,98 @@ class CompiledDecoding:
             ValueError: on a model that is not on a CPU, has sliding windows or is being trained; on another mode, more
                 asked for than tokens, or more tokens than learned positions; under autocast; without a C++ compiler.
         """
-        refuse(model, generation_config, model_kwargs)
-        slots, rows = slots_for(generation_config.max_length), len(input_ids)
-        mask, encoded = model_kwargs.get("attention_mask"), model_kwargs.get("encoder_outputs")
-        positions: Tensor | None = None
-        if encoded is None:
-            inputs, positions = of_language_model(model, input_ids, mask, slots)
+        refuse(model, generation_config.max_length, unread(model, generation_config, model_kwargs))
+        mask, source = model_kwargs.get("attention_mask"), None
+        if (encoded := model_kwargs.get("encoder_outputs")) is not None:
+            source = padded_source(model, encoded[0], mask_of(encoded[0], mask), slots_for(encoded[0].shape[1]))
+        may_end = any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)
+        is_drawn = generation_config.do_sample
+
+        def choose(input_ids: Tensor, logits: Tensor) -> Tensor:
+            return chosen(logits_processor(input_ids, logits), is_drawn)
+
+        return self.write(
+            *(model, input_ids, mask, source, generation_config.max_length, ending(stopping_criteria, len(input_ids))),
+            choose=choose if logits_processor or is_drawn else None,
+            pad=generation_config._pad_token_tensor if may_end else None,
+            positions=model_kwargs.get("position_ids"),
+        )
+
+    @torch.no_grad()
+    def greedy(
+        self,
+        model: PreTrainedModel,
+        input_ids: Tensor,  # (B, T), or of the source (B, S)
+        attention_mask: Tensor | None = None,  # of the same shape
+        *,
+        max_new_tokens: int,
+    ) -> Tensor:
+        """`model.generate(..., do_sample=False, num_beams=1)` without what that prepares anew for each call, in the
+        time of some tokens: for short texts. A source is read by a graph, too.
+
+        Returns:
+            The tokens (B, L), of a language model prompts included.
+
+        Raises:
+            ValueError: as a call does; and where `model.generation_config` asks for what changes the tokens of greedy
+                search, a penalty say.
+        """
+        config, mask, prompt, source = model.generation_config, attention_mask, input_ids, None
+        if max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens={max_new_tokens} must be at least 1")
+        if model.config.is_encoder_decoder:
+            start = config.decoder_start_token_id
+            prompt = input_ids.new_full((len(input_ids), 1), config.bos_token_id if start is None else start)
+        length = prompt.shape[1] + max_new_tokens
+        refuse(model, length, unheeded(config))
+        if model.config.is_encoder_decoder:
+            source = self.read(model, input_ids, mask_of(input_ids, mask))
+        ends, pad = config.eos_token_id, config.pad_token_id
+        ends = ends if ends is None or isinstance(ends, list) else [ends]
+        criteria = StoppingCriteriaList([MaxLengthCriteria(length), *([EosTokenCriteria(ends)] if ends else [])])
+        if ends and pad is None:
+            pad = ends[0]
+        padding = torch.tensor(pad) if ends and len(input_ids) > 1 else None
+        return self.write(model, prompt, mask, source, length, ending(criteria, len(prompt)), pad=padding)
+
+    def read(self, model: PreTrainedModel, input_ids: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        """`padded_source` of tokens (B, S), by a graph of any S."""
+        if input_ids.shape[1] == 1:  # to a compiler, one is not any number
+            input_ids, mask = F.pad(input_ids, (0, 1)), F.pad(mask, (0, 1))
+        slots = slots_for(input_ids.shape[1])
+        key = (*identity(model), len(input_ids), slots)
+        graph = self.sources.setdefault(key, Compiled(self.backend, read_source, is_any_length=True))
+        return graph.bind(model, {"slots": slots})(input_ids.long(), mask)
+
+    def write(
+        self,
+        model: PreTrainedModel,
+        input_ids: Tensor,  # (B, T)
+        mask: Tensor | None,  # (B, T) of a language model
+        source: tuple[Tensor, ...] | None,
+        max_length: int,
+        is_over: Callable[[Tensor, Tensor, Tensor], bool],
+        choose: Callable[[Tensor, Tensor], Tensor] | None = None,  # of tokens so far and logits, unless the likeliest
+        pad: Tensor | None = None,  # for rows that are over before others
+        positions: Tensor | None = None,  # (B, T)
+    ) -> Tensor:  # -> (B, L)
+        rows, slots = len(input_ids), slots_for(max_length)
+        if source is None:
+            inputs, counted = of_language_model(model, input_ids, mask, slots)
+            positions = counted if positions is None else positions.long()
         else:
-            inputs = of_translator(model, mask, encoded[0], slots)
-        if model_kwargs.get("position_ids") is not None:  # with which `generate` goes on, too
-            positions = model_kwargs["position_ids"].long()
-        shapes = tuple(tuple(each.shape) for each in inputs.values() if isinstance(each, Tensor))
-        # Others may stand in their place, as after `load_state_dict(assign=True)`.
-        weights = tuple(map(id, model.parameters()))
-        key = (model, model.dtype, weights, rows, slots, shapes, torch.get_num_threads())
-        step = self.steps.setdefault(key, Step(self.backend, model)).bind(inputs)
-        if encoded is None or input_ids.shape[1] > 1:  # prompts have any length: not compiled
-            logits, tokens = next_tokens(model, input_ids, positions, inputs)
+            inputs, positions = of_translator(source, slots), None
+        key = (*identity(model), rows, slots, inputs["attention_mask"].shape[1])
+        step = self.steps.setdefault(key, Compiled(self.backend, next_tokens)).bind(model, inputs)
+        if source is None or input_ids.shape[1] > 1:  # prompts have any length: not compiled
+            logits, tokens = next_tokens(model, inputs, input_ids, positions)
         else:
             logits, tokens = step(input_ids.long(), None)  # a graph does not look at types again
-        is_over = ending(stopping_criteria, rows)
-        unfinished, pad = torch.ones(rows, dtype=torch.bool), generation_config._pad_token_tensor
-        may_pad = rows > 1 and any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)
-        is_plain = not logits_processor and not generation_config.do_sample
+        unfinished = torch.ones(rows, dtype=torch.bool)
         while True:
-            if not is_plain:
-                tokens = chosen(logits_processor(input_ids, logits), generation_config.do_sample)
-            if may_pad:
+            if choose is not None:
+                tokens = choose(input_ids, logits)
+            if pad is not None and rows > 1:
                 tokens = torch.where(unfinished[:, None], tokens, pad)
             input_ids = torch.cat([input_ids, tokens], dim=1)
             if is_over(input_ids, logits, unfinished):
@@ -128,45 +200,54 @@ def ending(criteria: StoppingCriteriaList, rows: int) -> Callable[[Tensor, Tenso
     return lambda input_ids, logits, unfinished: input_ids.shape[1] >= longest or int(input_ids[0, -1]) in ends
 
 
-class Step:
-    """`next_tokens` as one graph, given tensors alone.
+# --- Graphs -----------------------------------------------------------------------------------------------------------
+
+
+class Compiled:
+    """A function of a model as one graph, given tensors alone: `function(model, inputs, *new)`.
 
     What torch.compile returns looks every weight up by its name again at each call, longer than the arithmetic of a
     small model takes. Here the weights are those of the first call.
     """
 
-    def __init__(self, backend: Any, model: PreTrainedModel):
-        self.backend, self.model = backend, model
+    def __init__(self, backend: Any, function: Callable[..., tuple[Tensor, ...]], is_any_length: bool = False):
+        self.backend, self.function = backend, function
+        self.is_any_length = is_any_length  # dimension 1 of what is new, at least 2
         self.run: Callable[..., Any] | None = None
         self.tensors: list[Any]  # that the graph reads: weights, and places for what changes
 
-    def bind(self, inputs: dict[str, Any]) -> Callable[[Tensor, Tensor | None], Next]:
-        """The graph with the mask, states and cache of a call, which has as many of each as the first."""
+    def bind(self, model: PreTrainedModel, inputs: Inputs) -> Callable[..., tuple[Tensor, ...]]:
+        """The graph with the inputs of a call, which have as many and as large tensors as the first."""
         tensors: list[Any] = []
 
-        def step(tokens: Tensor, positions: Tensor | None) -> Next:
+        def call(*new: Tensor | None) -> tuple[Tensor, ...]:
             if self.run is None:
-                return self.compile(tokens, positions, inputs)
+                return self.compile(model, inputs, new)
             if not tensors:  # a cache has its own since the prompt
                 tensors.extend(self.tensors)
                 put(tensors_of(inputs), self.kept, tensors)
-            put([tokens, positions], self.new, tensors)
+            put(new, self.new, tensors)
+            for place in self.lengths:
+                tensors[place] = new[0].shape[1]  # type: ignore[union-attr]
             outputs = self.run(*tensors)
-            logits, likeliest = (outputs[place] for place in self.results)
-            return logits, likeliest
+            return tuple(outputs[place] for place in self.results)
 
-        return step
+        return call
 
-    def compile(self, tokens: Tensor, positions: Tensor | None, inputs: dict[str, Any]) -> Next:
+    def compile(self, model: PreTrainedModel, inputs: Inputs, new: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
         """The first call, of a function of its own: the graphs of a function are looked up by its code, of which there
         may be eight."""
-        own = FunctionType(next_tokens.__code__.replace(), next_tokens.__globals__, next_tokens.__name__)
+        if self.is_any_length:
+            new = tuple(each if each is None else each.clone() for each in new)  # a caller's own are not marked
+            for each in new:
+                if each is not None:
+                    mark_dynamic(each, 1)
+        own = FunctionType(self.function.__code__.replace(), self.function.__globals__, self.function.__name__)  # type: ignore[attr-defined]
         graph = Graph(self.backend)
-        function = torch.compile(own, fullgraph=True, dynamic=False, backend=graph.compile)
-        with COMPILING, products(self.model, multiply_row if len(tokens) == 1 else nn.Linear.forward):
-            results = function(self.model, tokens, positions, inputs)
+        results: tuple[Tensor, ...] = torch.compile(own, fullgraph=True, dynamic=False, backend=graph.compile)(model, inputs, *new)
         self.results = places(results, graph.outputs)
-        self.new, self.kept = places([tokens, positions], graph.inputs), places(tensors_of(inputs), graph.inputs)
+        self.new, self.kept = places(new, graph.inputs), places(tensors_of(inputs), graph.inputs)
+        self.lengths = [place for place, each in enumerate(graph.inputs) if not isinstance(each, Tensor)]
         self.tensors = graph.inputs
         put([None] * len(self.new + self.kept), self.new + self.kept, self.tensors)
         self.run = graph.run
@@ -181,6 +262,9 @@ class Graph:
         self.backend = backend
 
     def compile(self, graph: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
+        for node in graph.graph.nodes:
+            node.target = OF_ONE_ROW.get(node.target, node.target) if node.op == "call_function" else node.target
+        graph.recompile()
         if self.backend == "inductor":
             self.run = torch._inductor.compile(graph, examples, options=INDUCTOR)
         else:
@@ -201,86 +285,69 @@ def put(tensors: Iterable[Any], where: Iterable[int | None], into: list[Any]) ->
 def places(tensors: Iterable[Any], among: Sequence[Any]) -> list[Any]:
     """Where each stands, or None."""
     indices = {id(tensor): index for index, tensor in enumerate(among)}
-    return [indices.get(id(tensor)) for tensor in tensors]
+    return [None if tensor is None else indices.get(id(tensor)) for tensor in tensors]
 
 
-def tensors_of(inputs: dict[str, Any]) -> list[Tensor]:
+def tensors_of(inputs: Inputs) -> list[Tensor]:
     """Mask, states of the source, and all that caches hold, always in the same order."""
-    cache = inputs["past_key_values"]
+    cache = inputs.get("past_key_values")
     caches = [cache.self_attention_cache, cache.cross_attention_cache] if hasattr(cache, "is_updated") else [cache]
-    held = [value for each in caches for layer in each.layers for value in vars(layer).values()]
-    found = [inputs["attention_mask"], *inputs.get("encoder_outputs", ()), *held]
+    held = [value for each in caches if each for layer in each.layers for value in vars(layer).values()]
+    found = [inputs.get("attention_mask"), *inputs.get("encoder_outputs", ()), *held]
     return [each for each in found if isinstance(each, Tensor)]
 
 
-def refuse(model: PreTrainedModel, generation_config: Any, given: dict[str, Any]) -> None:
-    """Say what cannot be decoded so."""
-    mode = generation_config.get_generation_mode()
-    text_config = model.config.get_text_config(decoder=True)
-    more = ("return_dict_in_generate", "output_scores", "output_logits", "output_attentions", "output_hidden_states")
-    asked = [name for name in more if getattr(generation_config, name, False)]
-    ropes = getattr(text_config, "rope_parameters", None) or {}
-    turned = {each.get("rope_type") for each in (ropes, *ropes.values()) if isinstance(each, dict)}
-    known = READ - {"position_ids"} if model.config.is_encoder_decoder else READ
-    unread = [name for name, value in given.items() if value is not None and name not in known]
-    table = getattr(text_config, "max_position_embeddings", 0)
-    is_learned = getattr(text_config, "position_embedding_type", None) == "learned"
-    problems = {
-        f"{type(model).__name__} is not one of ours: convert it": not isinstance(model, ScratchPreTrainedModel),
-        f"{', '.join(unread)}: it reads tokens and their mask": bool(unread),
-        f"max_length={generation_config.max_length} must be at most max_position_embeddings={table}": (
-            is_learned and generation_config.max_length > table
-        ),
-        "rope_parameters that depend on the length": bool(turned & {"dynamic", "longrope"}),
-        f"{model.device} must be cpu: elsewhere, generate compiles with cache_implementation='static'": (
-            model.device.type != "cpu"
-        ),
-        f"{mode.value} must be one of {', '.join(each.value for each in MODES)}": mode not in MODES,
-        f"{', '.join(asked)}: it gives tokens alone": bool(asked),
-        "use_cache=False must be True": not generation_config.use_cache,
-        "layer_types with sliding_attention: use cache_implementation='static'": (
-            "sliding_attention" in (getattr(text_config, "layer_types", None) or ())
-        ),
-        f"{type(model).__name__} is in training: call eval()": model.training,
-        "autocast: load the model in the precision to compute in": torch.is_autocast_enabled("cpu"),
-        "no C++ compiler was found: install g++, or set CXX": shutil.which(os.environ.get("CXX", "g++")) is None,
-    }
-    if said := [problem for problem, is_there in problems.items() if is_there]:
-        raise ValueError(f"CompiledDecoding: {'; '.join(said)}")
+def identity(model: PreTrainedModel) -> tuple[Any, ...]:
+    """What a graph of a model was made of. Other weights may stand in their place since, as after
+    `load_state_dict(assign=True)`."""
+    modules: list[Any] = [model]
+    for module in modules:  # which grows; `parameters` takes four times as long
+        modules.extend(each for each in module._modules.values() if each is not None)
+    weights = tuple(id(weight) for module in modules for weight in module._parameters.values())
+    return model, model.dtype, weights, torch.get_num_threads()
 
 
-def slots_for(length: int) -> int:
-    """The least power of two, from `LEAST_SLOTS`, that is no less."""
-    return max(LEAST_SLOTS, 1 << (length - 1).bit_length())
+def multiply(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # (..., D) -> (..., F)
+    """`F.linear`, of one row as a sum over D of each output's products."""
+    width = weight.shape[1]
+    if input.numel() != width:
+        return F.linear(input, weight, bias)
+    # What is looked at by strides is computed before: a norm, say, once, and not again for each of the outputs.
+    row = input.contiguous().as_strided((1, width), (width, 1))
+    output = (weight * row).sum(-1)
+    return (output if bias is None else output + bias).view(*input.shape[:-1], -1)
 
 
-def of_language_model(
-    model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor | None, slots: int
-) -> tuple[dict[str, Any], Tensor]:
-    """What every step is given beside its tokens, and the positions of the prompt (B, T)."""
-    mask = torch.ones_like(input_ids, dtype=torch.long) if attention_mask is None else attention_mask.long()
-    cache = StaticCache(config=model.config, max_cache_len=slots)
-    # Slots that are not filled yet are behind every query.
-    padded = F.pad(mask, (0, slots - mask.shape[1]), value=1)
-    inputs = {"attention_mask": padded.contiguous(), "past_key_values": cache}
-    return inputs, (mask.cumsum(-1) - 1).clamp(min=0)
+def attend(
+    query: Tensor,  # (B, H, T, d_k)
+    key: Tensor,  # (B, H/groups, C, d_k)
+    value: Tensor,  # (B, H/groups, C, d_v)
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """`F.scaled_dot_product_attention`, of one query of one row as sums."""
+    if query.shape[0] * query.shape[2] != 1 or dropout_p or is_causal:
+        options = {"scale": scale, "enable_gqa": enable_gqa}
+        return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, **options)
+    groups = query.shape[1] // key.shape[1]
+    key, value = (each.repeat_interleave(groups, dim=1) if groups > 1 else each for each in (key, value))
+    scores = (query * key).sum(-1, keepdim=True) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if attn_mask is not None:
+        seen = attn_mask.transpose(-1, -2)
+        scores = torch.where(seen, scores, -math.inf) if seen.dtype == torch.bool else scores + seen
+    return (scores.softmax(2) * value).sum(2, keepdim=True)
 
 
-def of_translator(model: PreTrainedModel, attention_mask: Tensor | None, states: Tensor, slots: int) -> Any:
-    """What every step of a target is given beside its tokens; states (B, S, D) are padded, for few lengths."""
-    mask = states.new_ones(states.shape[:2], dtype=torch.long) if attention_mask is None else attention_mask.long()
-    missing = slots_for(states.shape[1]) - states.shape[1]
-    states = F.pad(states, (0, 0, 0, missing)).contiguous()
-    config = model.config.get_text_config(decoder=True)
-    own, cross = (StaticCache(config=config, max_cache_len=most) for most in (slots, states.shape[1]))
-    cache = EncoderDecoderCache(own, cross)
-    for block, layer in zip(model.get_decoder().layers, own.layers, strict=True):
-        layer.lazy_initialization(*block.cross_attn.encoder_keys_and_values(states, cache))
-    padded = F.pad(mask, (0, missing)).contiguous()
-    return {"attention_mask": padded, "encoder_outputs": (states,), "past_key_values": cache}
+OF_ONE_ROW: dict[Any, Any] = {F.linear: multiply, F.scaled_dot_product_attention: attend}
 
 
-def next_tokens(model: PreTrainedModel, tokens: Tensor, positions: Tensor | None, inputs: dict[str, Any]) -> Next:
+# --- What they compute ------------------------------------------------------------------------------------------------
+
+
+def next_tokens(model: PreTrainedModel, inputs: Inputs, tokens: Tensor, positions: Tensor | None) -> Next:
     """A step."""
     if positions is None:
         outputs = model(decoder_input_ids=tokens, use_cache=True, **inputs)
@@ -290,31 +357,116 @@ def next_tokens(model: PreTrainedModel, tokens: Tensor, positions: Tensor | None
     return logits, logits.argmax(-1, keepdim=True)
 
 
+def read_source(model: PreTrainedModel, inputs: Inputs, input_ids: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+    """`padded_source` of tokens (B, S)."""
+    states = model.get_encoder()(input_ids, mask)[0]
+    return padded_source(model, states, mask, inputs["slots"])
+
+
+def padded_source(model: PreTrainedModel, states: Tensor, mask: Tensor, slots: int) -> tuple[Tensor, ...]:
+    """All that a translation reads of its source: the mask (B, C), and of each layer keys and values (B, H, C, d)."""
+    layers = model.get_decoder().layers
+    held = [each for layer in layers for each in layer.cross_attn.keys_and_values(states)]
+    missing = slots - states.shape[1]
+    return F.pad(mask, (0, missing)), *(F.pad(each, (0, 0, 0, missing)).contiguous() for each in held)
+
+
+def of_language_model(
+    model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor | None, slots: int
+) -> tuple[Inputs, Tensor]:
+    """What every step is given beside its tokens, and the positions of the prompt (B, T)."""
+    mask = mask_of(input_ids, attention_mask)
+    # Slots that are not filled yet are behind every query.
+    padded = F.pad(mask, (0, slots - mask.shape[1]), value=1)
+    cache = Cache(layers=[StaticLayer(slots) for _ in model.get_decoder().layers])
+    return {"attention_mask": padded, "past_key_values": cache}, (mask.cumsum(-1) - 1).clamp(min=0)
+
+
+def of_translator(source: tuple[Tensor, ...], slots: int) -> Inputs:
+    """What every step of a target is given beside its tokens."""
+    mask, *held = source
+    own, cross = [], []
+    for keys, values in zip(held[::2], held[1::2], strict=True):
+        layer, of_source = StaticLayer(slots), StaticLayer(keys.shape[2])
+        layer.lazy_initialization(keys, values)
+        of_source.keys, of_source.values, of_source.is_initialized = keys, values, True
+        own.append(layer)
+        cross.append(of_source)
+    cache = EncoderDecoderCache(Cache(layers=own), Cache(layers=cross))
+    cache.is_updated = dict.fromkeys(range(len(own)), True)
+    unread = mask.new_zeros(()).expand(*mask.shape, 1)  # states, of which keys and values are made already
+    return {"attention_mask": mask, "encoder_outputs": (unread,), "past_key_values": cache}
+
+
+def mask_of(tokens: Tensor, attention_mask: Tensor | None) -> Tensor:  # (B, T) or (B, T, D) -> (B, T)
+    """Integers, whatever a caller has given."""
+    if attention_mask is None:
+        return torch.ones(tokens.shape[:2], dtype=torch.long)
+    return attention_mask.long()
+
+
+def slots_for(length: int) -> int:
+    """The least power of two, from `LEAST_SLOTS`, that is no less."""
+    return max(LEAST_SLOTS, 1 << (length - 1).bit_length())
+
+
 def chosen(scores: Tensor, is_drawn: bool) -> Tensor:
     """The best token of each row (B, 1), or one drawn."""
     return torch.multinomial(scores.softmax(-1), 1) if is_drawn else scores.argmax(-1, keepdim=True)
 
 
-@contextmanager
-def products(model: PreTrainedModel, multiply: Callable[[nn.Linear, Tensor], Tensor]) -> Iterator[None]:
-    """Within it, matrices are multiplied so, whatever `generate` has put in place of that for its own steps."""
-    linears = [module for module in model.modules() if type(module) is nn.Linear]
-    before = [vars(linear).get("forward") for linear in linears]
-    for linear in linears:
-        vars(linear)["forward"] = partial(multiply, linear)
-    try:
-        yield
-    finally:
-        for linear, forward in zip(linears, before, strict=True):
-            vars(linear).pop("forward", None)  # where a `generate` beside this one has ended
-            vars(linear).update({} if forward is None else {"forward": forward})
+# --- What is refused --------------------------------------------------------------------------------------------------
 
 
-def multiply_row(linear: nn.Linear, input: Tensor) -> Tensor:  # (1, 1, D) -> (1, 1, F)
-    """`linear(input)` as a sum over D of each output's products."""
-    if input.numel() != linear.in_features:  # of a call beside the one that is compiled
-        return nn.Linear.forward(linear, input)
-    # What is looked at by strides is computed before: a norm, say, once, and not again for each of the outputs.
-    row = input.contiguous().as_strided((1, linear.in_features), (linear.in_features, 1))
-    output = (linear.weight * row).sum(-1)
-    return (output if linear.bias is None else output + linear.bias).view(*input.shape[:-1], -1)
+def refuse(model: PreTrainedModel, max_length: int, problems: dict[str, bool]) -> None:
+    """Say what cannot be decoded so, beside the problems that there may be."""
+    if not isinstance(model, ScratchPreTrainedModel):
+        problems[f"{type(model).__name__} is not one of ours: convert it"] = True
+    else:
+        stack: Any = model.get_decoder()
+        table = stack.config.max_position_embeddings
+        problems |= {
+            f"max_length={max_length} must be at most max_position_embeddings={table}": (
+                stack.positions.has_table and max_length > table
+            ),
+            "rope_parameters that depend on the length": not stack.is_fixed,
+            "layer_types with sliding_attention: use cache_implementation='static'": (
+                "sliding_attention" in stack.layer_types
+            ),
+        }
+    problems |= {
+        f"{model.device} must be cpu: elsewhere, generate compiles with cache_implementation='static'": (
+            model.device.type != "cpu"
+        ),
+        f"{type(model).__name__} is in training: call eval()": model.training,
+        "autocast: load the model in the precision to compute in": torch.is_autocast_enabled("cpu"),
+        "no C++ compiler was found: install g++, or set CXX": shutil.which(os.environ.get("CXX", "g++")) is None,
+    }
+    if said := [problem for problem, is_there in problems.items() if is_there]:
+        raise ValueError(f"CompiledDecoding: {'; '.join(said)}")
+
+
+def unread(model: PreTrainedModel, generation_config: Any, given: dict[str, Any]) -> dict[str, bool]:
+    """What `generate` may be asked for that is not done here."""
+    mode = generation_config.get_generation_mode()
+    more = ("return_dict_in_generate", "output_scores", "output_logits", "output_attentions", "output_hidden_states")
+    asked = [name for name in more if getattr(generation_config, name, False)]
+    known = READ - {"position_ids"} if model.config.is_encoder_decoder else READ
+    others = [name for name, value in given.items() if value is not None and name not in known]
+    return {
+        f"{', '.join(others)}: it reads tokens and their mask": bool(others),
+        f"{mode.value} must be one of {', '.join(each.value for each in MODES)}": mode not in MODES,
+        f"{', '.join(asked)}: it gives tokens alone": bool(asked),
+        "use_cache=False must be True": not generation_config.use_cache,
+    }
+
+
+def unheeded(generation_config: GenerationConfig) -> dict[str, bool]:
+    """What a generation config says that greedy search would heed, and `greedy` does not."""
+    usual = GenerationConfig._get_default_generation_params()
+    said = {
+        f"{name}={value}"
+        for name, value in vars(generation_config).items()
+        if not name.startswith("_") and name not in HEEDED and value is not None and value != usual.get(name, False)
+    }
+    return {f"{', '.join(sorted(said))} of generation_config: use generate(custom_generate=...)": bool(said)}

@@ -67,6 +67,24 @@ def test_greedy_tokens_are_those_of_generate(name, backend):
     assert all("forward" not in vars(module) for module in model.modules())
 
 
+@pytest.mark.parametrize("backend", COMPILERS)
+@pytest.mark.parametrize("name", [*MODELS, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
+def test_greedy_search_without_generate_writes_what_that_does(name, backend):
+    """Of sources of any length one graph is made for each number of rows, also where that is the length."""
+    model = (MODELS | OTHERS)[name]()
+    decode, ends = CompiledDecoding(backend), None
+    side = "right" if model.config.is_encoder_decoder else "left"
+    for rows, length in ((3, 3), (1, 5), (1, 1), (1, 9), (3, 7), (1, 2), (3, 1)):
+        inputs = prompts(model, rows, length, side)
+        for model.generation_config.eos_token_id in (None, ends or 0):
+            expected = model.generate(**inputs, max_new_tokens=7, do_sample=False)
+            assert decode.greedy(model, **inputs, max_new_tokens=7).tolist() == expected.tolist()
+            ends = ends or sorted({int(row[-3]) for row in expected})  # rows end one after the other
+    ids = prompts(model, 1, 4, side)["input_ids"]
+    assert decode.greedy(model, ids, max_new_tokens=5).equal(model.generate(ids, max_new_tokens=5, do_sample=False))
+    assert len(decode.steps) == 2 and len(decode.sources) == 2 * model.config.is_encoder_decoder
+
+
 def test_a_row_that_has_ended_is_padded_and_generation_ends_with_the_last():
     model = tiny.model(ScratchDecoderForCausalLM)
     inputs = prompts(model, 4, 6, "left")
@@ -183,6 +201,57 @@ def test_others_generate_while_a_step_is_compiled(model_class):
     assert model.generate(**inputs, **options, custom_generate=decode).equal(expected)
     assert len(seen) == 2 and seen[1].equal(expected)
     assert all("forward" not in vars(module) for module in model.modules())
+
+
+def test_a_source_is_read_by_one_graph_and_not_marked():
+    model, graphs = tiny.model(ScratchSeq2SeqForConditionalGeneration), Graphs()
+    decode, ids = CompiledDecoding(graphs), prompts(model, 1, 8, "right")["input_ids"].contiguous()
+    for length in (8, 3, 2, 12, 1, 5):
+        decode.greedy(model, ids[:, :length], max_new_tokens=3)
+    assert graphs.count == 2 and not hasattr(ids, "_dynamo_dynamic_indices")  # of the source, and of a step
+
+
+@pytest.mark.parametrize("masked", [torch.bool, torch.float32, None])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_attention_of_one_query_is_that_of_the_kernel(groups, masked):
+    torch.manual_seed(0)
+    query, key = torch.randn(1, 4, 1, 8), torch.randn(1, 4 // groups, 9, 8)
+    value = torch.randn(1, 4 // groups, 9, 6)
+    mask = None if masked is None else torch.rand(1, 1, 1, 9) > 0.4
+    if masked is torch.float32:
+        mask = torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
+    for scale in (None, 0.3):
+        options = {"attn_mask": mask, "scale": scale, "enable_gqa": groups > 1}
+        expected = torch.nn.functional.scaled_dot_product_attention(query, key, value, **options)
+        torch.testing.assert_close(decoding.attend(query, key, value, **options), expected)
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"repetition_penalty": 1.3, "min_length": 4}, "min_length=4, repetition_penalty=1.3 of generation_config"),
+        ({"forced_bos_token_id": 0}, "forced_bos_token_id=0 of"),
+        ({"output_scores": True}, "output_scores=True of"),
+    ],
+    ids=str,
+)
+def test_what_would_change_greedy_search_is_refused(settings, message):
+    model, decode = tiny.model(ScratchDecoderForCausalLM), CompiledDecoding("eager")
+    inputs = prompts(model, 1, 5, "left")
+    model.generation_config.update(**settings)
+    with pytest.raises(ValueError, match=f"CompiledDecoding: {message}"):
+        decode.greedy(model, **inputs, max_new_tokens=4)
+    with pytest.raises(ValueError, match="max_new_tokens=0 must be at least 1"):
+        decode.greedy(model, **inputs, max_new_tokens=0)
+
+
+def test_settings_of_other_searches_are_not_heeded():
+    model = tiny.model(ScratchDecoderForCausalLM)
+    inputs = prompts(model, 1, 5, "left")
+    expected = model.generate(**inputs, max_new_tokens=4, do_sample=False)
+    settings = {"num_beams": 5, "temperature": 0.3, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
+    model.generation_config.update(**settings)
+    assert CompiledDecoding("eager").greedy(model, **inputs, max_new_tokens=4).equal(expected)
 
 
 @pytest.mark.parametrize("model_class", tiny.LANGUAGE_MODELS[1:], ids=tiny.family)
