@@ -242,9 +242,11 @@ class Compiled:
             for each in new:
                 if each is not None:
                     mark_dynamic(each, 1)
-        own = FunctionType(self.function.__code__.replace(), self.function.__globals__, self.function.__name__)  # type: ignore[attr-defined]
+        function: Any = self.function
+        own = FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
         graph = Graph(self.backend)
-        results: tuple[Tensor, ...] = torch.compile(own, fullgraph=True, dynamic=False, backend=graph.compile)(model, inputs, *new)
+        compiled = torch.compile(own, fullgraph=True, dynamic=False, backend=graph.compile)
+        results: tuple[Tensor, ...] = compiled(model, inputs, *new)
         self.results = places(results, graph.outputs)
         self.new, self.kept = places(new, graph.inputs), places(tensors_of(inputs), graph.inputs)
         self.lengths = [place for place, each in enumerate(graph.inputs) if not isinstance(each, Tensor)]
@@ -290,7 +292,7 @@ def places(tensors: Iterable[Any], among: Sequence[Any]) -> list[Any]:
 
 def tensors_of(inputs: Inputs) -> list[Tensor]:
     """Mask, states of the source, and all that caches hold, always in the same order."""
-    cache = inputs.get("past_key_values")
+    cache: Any = inputs.get("past_key_values")
     caches = [cache.self_attention_cache, cache.cross_attention_cache] if hasattr(cache, "is_updated") else [cache]
     held = [value for each in caches if each for layer in each.layers for value in vars(layer).values()]
     found = [inputs.get("attention_mask"), *inputs.get("encoder_outputs", ()), *held]
@@ -330,8 +332,8 @@ def attend(
 ) -> Tensor:
     """`F.scaled_dot_product_attention`, of one query of one row as sums."""
     if query.shape[0] * query.shape[2] != 1 or dropout_p or is_causal:
-        options = {"scale": scale, "enable_gqa": enable_gqa}
-        return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, **options)
+        kernel: Any = F.scaled_dot_product_attention
+        return kernel(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     groups = query.shape[1] // key.shape[1]
     key, value = (each.repeat_interleave(groups, dim=1) if groups > 1 else each for each in (key, value))
     scores = (query * key).sum(-1, keepdim=True) * (query.shape[-1] ** -0.5 if scale is None else scale)
