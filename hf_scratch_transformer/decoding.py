@@ -118,12 +118,17 @@ class CompiledDecoding:
             ValueError: as a call does; and where `model.generation_config` asks for what changes the tokens of greedy
                 search, a penalty say.
         """
-        config, mask, prompt, source = model.generation_config, attention_mask, input_ids, None
+        if not model.can_generate():
+            raise ValueError(f"CompiledDecoding: {type(model).__name__} writes no text")
         if max_new_tokens < 1:
             raise ValueError(f"max_new_tokens={max_new_tokens} must be at least 1")
+        config: Any = model.generation_config
+        mask, prompt, source = attention_mask, input_ids, None
         if model.config.is_encoder_decoder:
-            start = config.decoder_start_token_id
-            prompt = input_ids.new_full((len(input_ids), 1), config.bos_token_id if start is None else start)
+            start = config.bos_token_id if config.decoder_start_token_id is None else config.decoder_start_token_id
+            if start is None:
+                raise ValueError("generation_config has neither decoder_start_token_id nor bos_token_id to begin with")
+            prompt = input_ids.new_full((len(input_ids), 1), start)
         length = prompt.shape[1] + max_new_tokens
         refuse(model, length, unheeded(config))
         if model.config.is_encoder_decoder:

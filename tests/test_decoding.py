@@ -10,6 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, StoppingCriteria, Stoppi
 from hf_scratch_transformer import (
     ScratchDecoderConfig,
     ScratchDecoderForCausalLM,
+    ScratchEncoderModel,
     ScratchSeq2SeqForConditionalGeneration,
     decoding,
     generation_scratch,
@@ -243,6 +244,16 @@ def test_what_would_change_greedy_search_is_refused(settings, message):
         decode.greedy(model, **inputs, max_new_tokens=4)
     with pytest.raises(ValueError, match="max_new_tokens=0 must be at least 1"):
         decode.greedy(model, **inputs, max_new_tokens=0)
+
+
+def test_a_model_that_writes_nothing_or_knows_no_beginning_is_refused():
+    decode, encoder = CompiledDecoding("eager"), tiny.model(ScratchEncoderModel)
+    with pytest.raises(ValueError, match="ScratchEncoderModel writes no text"):
+        decode.greedy(encoder, **tiny.inputs(encoder, 1, 5), max_new_tokens=4)
+    translator = tiny.model(ScratchSeq2SeqForConditionalGeneration)
+    translator.generation_config.decoder_start_token_id = translator.generation_config.bos_token_id = None
+    with pytest.raises(ValueError, match="neither decoder_start_token_id nor bos_token_id"):
+        decode.greedy(translator, **tiny.inputs(translator, 1, 5), max_new_tokens=4)
 
 
 def test_settings_of_other_searches_are_not_heeded():
