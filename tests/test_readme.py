@@ -128,7 +128,7 @@ ROWS = {
     ),
     "python -m benchmarks train generate --shape gpt2-124m bert-110m transformer-63m": Row(A_GPU),
     "python -m benchmarks engines MODEL --texts FILE --references FILE": Row(ENGINE),
-    "model.generate(**inputs, max_new_tokens=20, custom_generate=decode)": Row(),
+    "decode.greedy(model, **inputs, max_new_tokens=20)": Row(),
     "make gpu-prepare DATA=FOLDER": Row("downloads packages, and packs the corpora of every recipe for a GPU"),
     'make gpu GPU="tests train-decoder --left 9.5"': Row(A_GPU),
     "make gpu": Row(A_GPU),
