@@ -51,6 +51,7 @@ INDUCTOR = {"cpp_wrapper": True}
 
 Next = tuple[Tensor, Tensor]  # the last token's logits (B, V) in single precision, and the likeliest next tokens (B, 1)
 Inputs = dict[str, Any]  # of every step, beside its tokens: mask, states of the source, cache
+Identity = tuple[PreTrainedModel, torch.dtype, tuple[int, ...], int]  # the last two: weights by `id`, and threads
 
 
 class CompiledDecoding:
@@ -92,8 +93,9 @@ class CompiledDecoding:
         def choose(input_ids: Tensor, logits: Tensor) -> Tensor:
             return chosen(logits_processor(input_ids, logits), is_drawn)
 
+        is_over = ending(stopping_criteria, len(input_ids))
         return self.write(
-            *(model, input_ids, mask, source, generation_config.max_length, ending(stopping_criteria, len(input_ids))),
+            *(identity(model), input_ids, mask, source, generation_config.max_length, is_over),
             choose=choose if logits_processor or is_drawn else None,
             pad=generation_config._pad_token_tensor if may_end else None,
             positions=model_kwargs.get("position_ids"),
@@ -131,28 +133,27 @@ class CompiledDecoding:
             prompt = input_ids.new_full((len(input_ids), 1), start)
         length = prompt.shape[1] + max_new_tokens
         refuse(model, length, unheeded(config))
+        made_of = identity(model)
         if model.config.is_encoder_decoder:
-            source = self.read(model, input_ids, mask_of(input_ids, mask))
-        ends, pad = config.eos_token_id, config.pad_token_id
-        ends = ends if ends is None or isinstance(ends, list) else [ends]
-        criteria = StoppingCriteriaList([MaxLengthCriteria(length), *([EosTokenCriteria(ends)] if ends else [])])
-        if ends and pad is None:
-            pad = ends[0]
-        padding = torch.tensor(pad) if ends and len(input_ids) > 1 else None
-        return self.write(model, prompt, mask, source, length, ending(criteria, len(prompt)), pad=padding)
+            source = self.read(made_of, input_ids, mask_of(input_ids, mask))
+        criteria, pad = StoppingCriteriaList([MaxLengthCriteria(length)]), None
+        if config.eos_token_id is not None:
+            criteria.append(end := EosTokenCriteria(config.eos_token_id))
+            pad = end.eos_token_id[0] if config.pad_token_id is None else torch.tensor(config.pad_token_id)
+        return self.write(made_of, prompt, mask, source, length, ending(criteria, len(prompt)), pad=pad)
 
-    def read(self, model: PreTrainedModel, input_ids: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+    def read(self, made_of: Identity, input_ids: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
         """`padded_source` of tokens (B, S), by a graph of any S."""
         if input_ids.shape[1] == 1:  # to a compiler, one is not any number
             input_ids, mask = F.pad(input_ids, (0, 1)), F.pad(mask, (0, 1))
         slots = slots_for(input_ids.shape[1])
-        key = (*identity(model), len(input_ids), slots)
+        key = (*made_of, len(input_ids), slots)
         graph = self.sources.setdefault(key, Compiled(self.backend, read_source, is_any_length=True))
-        return graph.bind(model, {"slots": slots})(input_ids.long(), mask)
+        return graph.bind(made_of[0], {"slots": slots})(input_ids.long(), mask)
 
     def write(
         self,
-        model: PreTrainedModel,
+        made_of: Identity,
         input_ids: Tensor,  # (B, T)
         mask: Tensor | None,  # (B, T) of a language model
         source: tuple[Tensor, ...] | None,
@@ -162,13 +163,13 @@ class CompiledDecoding:
         pad: Tensor | None = None,  # for rows that are over before others
         positions: Tensor | None = None,  # (B, T)
     ) -> Tensor:  # -> (B, L)
-        rows, slots = len(input_ids), slots_for(max_length)
+        model, rows, slots = made_of[0], len(input_ids), slots_for(max_length)
         if source is None:
             inputs, counted = of_language_model(model, input_ids, mask, slots)
             positions = counted if positions is None else positions.long()
         else:
             inputs, positions = of_translator(source, slots), None
-        key = (*identity(model), rows, slots, inputs["attention_mask"].shape[1])
+        key = (*made_of, rows, slots, inputs["attention_mask"].shape[1])
         step = self.steps.setdefault(key, Compiled(self.backend, next_tokens)).bind(model, inputs)
         if source is None or input_ids.shape[1] > 1:  # prompts have any length: not compiled
             logits, tokens = next_tokens(model, inputs, input_ids, positions)
@@ -243,10 +244,9 @@ class Compiled:
         """The first call, of a function of its own: the graphs of a function are looked up by its code, of which there
         may be eight."""
         if self.is_any_length:
-            new = tuple(each if each is None else each.clone() for each in new)  # a caller's own are not marked
+            new = tuple(each.clone() for each in new if each is not None)  # a caller's own are not marked
             for each in new:
-                if each is not None:
-                    mark_dynamic(each, 1)
+                mark_dynamic(each, 1)
         function: Any = self.function
         own = FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
         graph = Graph(self.backend)
@@ -304,7 +304,7 @@ def tensors_of(inputs: Inputs) -> list[Tensor]:
     return [each for each in found if isinstance(each, Tensor)]
 
 
-def identity(model: PreTrainedModel) -> tuple[Any, ...]:
+def identity(model: PreTrainedModel) -> Identity:
     """What a graph of a model was made of. Other weights may stand in their place since, as after
     `load_state_dict(assign=True)`."""
     modules: list[Any] = [model]
@@ -401,8 +401,8 @@ def of_translator(source: tuple[Tensor, ...], slots: int) -> Inputs:
         cross.append(of_source)
     cache = EncoderDecoderCache(Cache(layers=own), Cache(layers=cross))
     cache.is_updated = dict.fromkeys(range(len(own)), True)
-    unread = mask.new_zeros(()).expand(*mask.shape, 1)  # states, of which keys and values are made already
-    return {"attention_mask": mask, "encoder_outputs": (unread,), "past_key_values": cache}
+    states = mask.new_zeros(()).expand(*mask.shape, 1)  # not read: their keys and values are made already
+    return {"attention_mask": mask, "encoder_outputs": (states,), "past_key_values": cache}
 
 
 def mask_of(tokens: Tensor, attention_mask: Tensor | None) -> Tensor:  # (B, T) or (B, T, D) -> (B, T)
