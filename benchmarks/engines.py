@@ -6,6 +6,7 @@ Those processes import this module: what not all of them need is imported where 
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -291,13 +292,14 @@ class Running:
         return self.answer()
 
     def answer(self) -> dict[str, Any]:
-        """Raises ValueError with the last line that the process has said, if it has ended."""
+        """Raises ValueError with the last line that the process has said, or the signal that ended it, if it has ended."""
         if line := self.process.stdout.readline():
             answer: dict[str, Any] = json.loads(line)
             return answer
-        self.process.wait()
+        code = self.process.wait()
         self.errors.seek(0)
-        raise ValueError((self.errors.read().strip().splitlines() or ["it ended without a word"])[-1])
+        ended = f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        raise ValueError((self.errors.read().strip().splitlines() or [ended])[-1])
 
     def end(self) -> None:
         self.process.stdin.close()
