@@ -34,7 +34,7 @@ import transformers
 from rich.console import Console
 
 from training.folder import environment
-from training.roofline import processor, roofline, uses_onednn
+from training.roofline import roofline, uses_onednn
 
 from .comparisons import KINDS, LIMITS, compare_end_to_end
 from .contenders import Options
@@ -144,8 +144,6 @@ def benchmark(arguments: argparse.Namespace, console: Console) -> None:
     fields = {spec.name for spec in dataclasses.fields(Options)} - {"device"}
     options = Options(device, **{name: value for name, value in vars(arguments).items() if name in fields})
     record: dict[str, Any] = {"environment": environment(device, 1, "benchmarks"), "onednn": uses_onednn()}
-    instructions = torch.backends.cpu.get_cpu_capability()  # the widest that torch uses
-    record["environment"] |= {"processor": processor(), "instructions": instructions}
     if set(arguments.kinds) != {"calls"}:  # which have nothing to do with it
         record["roofline"] = best = roofline(device)
         rates = ", ".join(f"{precision} {rate / 1e9:,.1f} GFLOP/s" for precision, rate in best["matmul"].items())

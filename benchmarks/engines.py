@@ -292,7 +292,7 @@ class Running:
         return self.answer()
 
     def answer(self) -> dict[str, Any]:
-        """Raises ValueError with the last line that the process has said, or the signal that ended it, if it has ended."""
+        """Raises ValueError with the last line, or the signal, of a process that has ended."""
         if line := self.process.stdout.readline():
             answer: dict[str, Any] = json.loads(line)
             return answer

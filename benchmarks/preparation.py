@@ -30,7 +30,6 @@ from training import preparation, sources
 from training.folder import environment
 from training.objectives import OBJECTIVES
 from training.recipe import parse
-from training.roofline import processor
 
 WORDS, LINES, FILES = 60_000, 2_000, 8
 PER_WORD = 2.8  # tokens, about
@@ -59,8 +58,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 def environment_of_this() -> dict[str, Any]:
-    """Versions, processor and command."""
-    return environment(torch.device("cpu"), 1, "benchmarks") | {"processor": processor()}
+    """Versions, hardware and command."""
+    return environment(torch.device("cpu"), 1, "benchmarks")
 
 
 def ran(

@@ -104,12 +104,9 @@ def filled(text: str, root: Path) -> str:
     def deployed(match: re.Match[str]) -> str:
         found = [(name, read(root, f"{name}/{deployment.RECORD}")) for name in match[2].split()]
         rows = [
-            [
-                f"[{deployment.title(record)}]({RECORDS}/{name}/{deployment.RECORD})",
-                *row,
-            ]
+            [f"[{deployment.title(record)}]({RECORDS}/{name}/{deployment.RECORD})" if place == 0 else "", *row]
             for name, record in found
-            for row in map(deployment.cells, record["results"])
+            for place, row in enumerate(map(deployment.cells, record["results"]))
         ]
         return match[1] + markdown(["model, machine", "engine", *deployment.HEAD[1:]], rows) + match[3]
 

@@ -101,11 +101,20 @@ def environment(device: torch.device, processes: int, module: str = __package__)
         "python": platform.python_version(),
         "packages": {name: importlib.metadata.version(name) for name in packages},
         "machine": f"{platform.system()} {platform.machine()}",
+        "processor": processor(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),  # the widest that torch uses
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "cpu_count": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "processes": processes,
     }
+
+
+def processor() -> str | None:
+    """What kind it is, where Linux says so."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
 
 
 def commit() -> str | None:

@@ -3,7 +3,6 @@
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -82,10 +81,3 @@ def matmul_precision(precision: str) -> Iterator[None]:
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     yield
     torch.set_float32_matmul_precision(before)
-
-
-def processor() -> str | None:
-    """What kind it is, where Linux says so."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
