@@ -51,7 +51,8 @@ INDUCTOR = {"cpp_wrapper": True}
 
 Next = tuple[Tensor, Tensor]  # the last token's logits (B, V) in single precision, and the likeliest next tokens (B, 1)
 Inputs = dict[str, Any]  # of every step, beside its tokens: mask, states of the source, cache
-Identity = tuple[PreTrainedModel, torch.dtype, tuple[int, ...], int]  # the last two: weights by `id`, and threads
+# The last three: weights by `id`, which adapters are put on them, and threads.
+Identity = tuple[PreTrainedModel, torch.dtype, tuple[int, ...], tuple[Any, ...], int]
 
 
 class CompiledDecoding:
@@ -132,7 +133,13 @@ class CompiledDecoding:
                 raise ValueError("generation_config has neither decoder_start_token_id nor bos_token_id to begin with")
             prompt = input_ids.new_full((len(input_ids), 1), start)
         length = prompt.shape[1] + max_new_tokens
-        refuse(model, length, unheeded(config))
+        problems = unheeded(config)
+        if not model.config.is_encoder_decoder:
+            pads, mask = config.pad_token_id, mask if mask is not None else likely_mask(input_ids, config)
+            problems[f"attention_mask ends with padding, of pad_token_id={pads} say: it must be on the left"] = (
+                mask is not None and not bool(mask[:, -1].all())
+            )
+        refuse(model, length, problems)
         made_of = identity(model)
         if model.config.is_encoder_decoder:
             source = self.read(made_of, input_ids, mask_of(input_ids, mask))
@@ -311,7 +318,11 @@ def identity(model: PreTrainedModel) -> Identity:
     for module in modules:  # which grows; `parameters` takes four times as long
         modules.extend(each for each in module._modules.values() if each is not None)
     weights = tuple(id(weight) for module in modules for weight in module._parameters.values())
-    return model, model.dtype, weights, torch.get_num_threads()
+    # Names of PEFT's own: which adapters are added, or merged, or off.
+    names = ("_disable_adapters", "_active_adapter", "merged_adapters")
+    adapted = [module for module in modules if hasattr(type(module), "merged_adapters")]
+    adapters = tuple(str([getattr(module, name, None) for name in names]) for module in adapted)
+    return model, model.dtype, weights, adapters, torch.get_num_threads()
 
 
 def multiply(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # (..., D) -> (..., F)
@@ -401,7 +412,7 @@ def of_translator(source: tuple[Tensor, ...], slots: int) -> Inputs:
         cross.append(of_source)
     cache = EncoderDecoderCache(Cache(layers=own), Cache(layers=cross))
     cache.is_updated = dict.fromkeys(range(len(own)), True)
-    states = mask.new_zeros(()).expand(*mask.shape, 1)  # not read: their keys and values are made already
+    states = held[0].new_zeros(()).expand(*mask.shape, 1)  # not read: their keys and values are made already
     return {"attention_mask": mask, "encoder_outputs": (states,), "past_key_values": cache}
 
 
@@ -410,6 +421,14 @@ def mask_of(tokens: Tensor, attention_mask: Tensor | None) -> Tensor:  # (B, T) 
     if attention_mask is None:
         return torch.ones(tokens.shape[:2], dtype=torch.long)
     return attention_mask.long()
+
+
+def likely_mask(tokens: Tensor, config: GenerationConfig) -> Tensor | None:  # (B, T)
+    """That which `generate` makes of prompts that come without: what pads is not read, unless it also ends texts."""
+    ends = config.eos_token_id
+    if config.pad_token_id is None or config.pad_token_id in (ends if isinstance(ends, list) else [ends]):
+        return None
+    return tokens.ne(config.pad_token_id)
 
 
 def slots_for(length: int) -> int:

@@ -355,3 +355,57 @@ def test_native_models_and_inputs_that_it_does_not_read_are_refused():
         mask = torch.tensor([[0, 1, 1]])
         start = {"decoder_input_ids": ids[:, :3], "decoder_attention_mask": mask}
         translator.generate(ids, **start, max_new_tokens=5, custom_generate=decode)
+
+
+def test_prompts_are_padded_on_the_left_and_padding_is_known_by_its_token():
+    model = MODELS["decoder"]()
+    model.generation_config.eos_token_id = None
+    inputs = prompts(model, 3, 6, "left")
+    inputs["input_ids"] = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, 0)
+    inputs["input_ids"][inputs["attention_mask"] == 1] = inputs["input_ids"][inputs["attention_mask"] == 1].clamp(min=1)
+    model.generation_config.pad_token_id = 0
+    decode, bare = CompiledDecoding("eager"), inputs["input_ids"]
+    expected = model.generate(bare, max_new_tokens=8, do_sample=False)
+    assert decode.greedy(model, bare, max_new_tokens=8).equal(expected)
+    for wrong in ({"input_ids": bare.flip(1)}, {"input_ids": bare, "attention_mask": inputs["attention_mask"].flip(1)}):
+        with pytest.raises(ValueError, match="must be on the left"):
+            decode.greedy(model, **wrong, max_new_tokens=8)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"attn_implementation": "eager"}, {"position_embedding_type": "relative_bias"}],
+    ids=["eager", "relative"],
+)
+def test_translators_whose_masks_are_numbers(options):
+    model = tiny.model(ScratchSeq2SeqForConditionalGeneration, **options)
+    model.generation_config.eos_token_id = None
+    inputs = prompts(model, 2, 6, "right")
+    expected = model.generate(**inputs, max_new_tokens=8, do_sample=False, num_beams=1)
+    assert CompiledDecoding("eager").greedy(model, **inputs, max_new_tokens=8).equal(expected)
+
+
+class Switched(torch.nn.Linear):
+    """Of what PEFT's layers have, that which says whether an adapter is added."""
+
+    merged_adapters: list[str] = []  # noqa: RUF012
+    _disable_adapters = False
+
+    def forward(self, x):
+        return super().forward(x) if self._disable_adapters else super().forward(x) + 3 * x.flip(-1)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_adapters_that_are_switched_off(name):
+    model, decode = MODELS[name](), CompiledDecoding("eager")
+    model.generation_config.eos_token_id = None
+    attention = model.get_decoder().layers[0].self_attn
+    old, width = attention.q_proj, attention.q_proj.in_features
+    attention.q_proj = Switched(width, width)
+    attention.q_proj.load_state_dict(old.state_dict() | {"bias": torch.zeros(width)})
+    inputs, written = prompts(model, 1, 6, "left"), []
+    for is_off in (False, True, False):
+        attention.q_proj._disable_adapters = is_off
+        written.append(model.generate(**inputs, max_new_tokens=12, do_sample=False, num_beams=1))
+        assert decode.greedy(model, **inputs, max_new_tokens=12).equal(written[-1])
+    assert not written[0].equal(written[1])
