@@ -123,18 +123,28 @@ class CompiledDecoding:
         """
         if not model.can_generate():
             raise ValueError(f"CompiledDecoding: {type(model).__name__} writes no text")
-        if max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens={max_new_tokens} must be at least 1")
+        if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens={max_new_tokens} must be a whole number, at least 1")
+        if input_ids.ndim != 2 or input_ids.is_floating_point():
+            raise ValueError(f"input_ids must be integers (B, T), not {input_ids.dtype} {tuple(input_ids.shape)}")
+        if attention_mask is not None and attention_mask.shape != input_ids.shape:
+            shapes = tuple(attention_mask.shape), tuple(input_ids.shape)
+            raise ValueError("attention_mask of shape {} must have that of input_ids, {}".format(*shapes))
         config: Any = model.generation_config
         mask, prompt, source = attention_mask, input_ids, None
         if model.config.is_encoder_decoder:
             start = config.bos_token_id if config.decoder_start_token_id is None else config.decoder_start_token_id
-            if start is None:
-                raise ValueError("generation_config has neither decoder_start_token_id nor bos_token_id to begin with")
+            if not isinstance(start, int):
+                raise ValueError("generation_config needs one decoder_start_token_id, or bos_token_id, to begin with")
             prompt = input_ids.new_full((len(input_ids), 1), start)
         length = prompt.shape[1] + max_new_tokens
         problems = unheeded(config)
-        if not model.config.is_encoder_decoder:
+        if model.config.is_encoder_decoder:
+            width, table = input_ids.shape[1], model.config.max_position_embeddings
+            problems[f"a source of {width} tokens must be at most max_position_embeddings={table}"] = (
+                model.get_encoder().positions.has_table and width > table
+            )
+        else:
             pads, mask = config.pad_token_id, mask if mask is not None else likely_mask(input_ids, config)
             problems[f"attention_mask ends with padding, of pad_token_id={pads} say: it must be on the left"] = (
                 mask is not None and not bool(mask[:, -1].all())
@@ -477,12 +487,17 @@ def unread(model: PreTrainedModel, generation_config: Any, given: dict[str, Any]
     mode = generation_config.get_generation_mode()
     more = ("return_dict_in_generate", "output_scores", "output_logits", "output_attentions", "output_hidden_states")
     asked = [name for name in more if getattr(generation_config, name, False)]
+    cache = given.get("past_key_values")
+    held = 0 if cache is None else cache.get_seq_length()
+    prepares = getattr(model.prepare_inputs_for_generation, "__self__", model)
     known = READ - {"position_ids"} if model.config.is_encoder_decoder else READ
     others = [name for name, value in given.items() if value is not None and name not in known]
     return {
         f"{', '.join(others)}: it reads tokens and their mask": bool(others),
         f"{mode.value} must be one of {', '.join(each.value for each in MODES)}": mode not in MODES,
         f"{', '.join(asked)}: it gives tokens alone": bool(asked),
+        f"past_key_values holds {held} tokens: it begins with none": bool(held),
+        f"inputs are prepared by {type(prepares).__name__}, which may put more before them": prepares is not model,
         "use_cache=False must be True": not generation_config.use_cache,
     }
 

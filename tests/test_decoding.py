@@ -242,7 +242,7 @@ def test_what_would_change_greedy_search_is_refused(settings, message):
     model.generation_config.update(**settings)
     with pytest.raises(ValueError, match=f"CompiledDecoding: {message}"):
         decode.greedy(model, **inputs, max_new_tokens=4)
-    with pytest.raises(ValueError, match="max_new_tokens=0 must be at least 1"):
+    with pytest.raises(ValueError, match="max_new_tokens=0 must be a whole number, at least 1"):
         decode.greedy(model, **inputs, max_new_tokens=0)
 
 
@@ -252,7 +252,7 @@ def test_a_model_that_writes_nothing_or_knows_no_beginning_is_refused():
         decode.greedy(encoder, **tiny.inputs(encoder, 1, 5), max_new_tokens=4)
     translator = tiny.model(ScratchSeq2SeqForConditionalGeneration)
     translator.generation_config.decoder_start_token_id = translator.generation_config.bos_token_id = None
-    with pytest.raises(ValueError, match="neither decoder_start_token_id nor bos_token_id"):
+    with pytest.raises(ValueError, match="needs one decoder_start_token_id, or bos_token_id"):
         decode.greedy(translator, **tiny.inputs(translator, 1, 5), max_new_tokens=4)
 
 
@@ -409,3 +409,40 @@ def test_adapters_that_are_switched_off(name):
         written.append(model.generate(**inputs, max_new_tokens=12, do_sample=False, num_beams=1))
         assert decode.greedy(model, **inputs, max_new_tokens=12).equal(written[-1])
     assert not written[0].equal(written[1])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"max_new_tokens": 2.5}, "max_new_tokens=2.5 must be a whole number"),
+        ({"input_ids": torch.ones(1, 4)}, "input_ids must be integers"),
+        (
+            {"attention_mask": torch.ones(1, 3)},
+            r"attention_mask of shape \(1, 3\) must have that of input_ids, \(1, 4\)",
+        ),
+    ],
+)
+@pytest.mark.parametrize("name", MODELS)
+def test_inputs_that_do_not_fit(name, wrong, says):
+    given = {"input_ids": torch.ones(1, 4, dtype=torch.long), "max_new_tokens": 3} | wrong
+    with pytest.raises(ValueError, match=says):
+        CompiledDecoding("eager").greedy(MODELS[name](), **given)
+
+
+def test_sources_longer_than_a_table_of_positions():
+    model = tiny.model(ScratchSeq2SeqForConditionalGeneration, position_embedding_type="learned")
+    source = torch.ones(1, model.config.max_position_embeddings + 1, dtype=torch.long)
+    with pytest.raises(ValueError, match="a source of .* tokens must be at most max_position_embeddings"):
+        CompiledDecoding("eager").greedy(model, source, max_new_tokens=3)
+
+
+def test_what_was_read_before_the_prompt_is_refused():
+    model, prompt = MODELS["decoder"](), torch.ones(1, 4, dtype=torch.long)
+    asked = {"max_new_tokens": 3, "do_sample": False, "custom_generate": CompiledDecoding("eager")}
+    cache = model(prompt[:, :2], use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="past_key_values holds 2 tokens"):
+        model.generate(prompt, past_key_values=cache, **asked)
+    # As PEFT does for prompts that are vectors.
+    model.prepare_inputs_for_generation = MODELS["decoder"]().prepare_inputs_for_generation
+    with pytest.raises(ValueError, match="inputs are prepared by ScratchDecoderForCausalLM"):
+        model.generate(prompt, **asked)

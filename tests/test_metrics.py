@@ -102,3 +102,10 @@ def test_intervals_of_translations_stay_within_what_a_score_can_be():
     references = ["a man rides a red bicycle down the hill", "two dogs play in the deep snow"] * 2
     found = metrics.translation_intervals([references[0], "x", "y", "z"], references)
     assert found["bleu_interval"][0] == 0.0 < found["bleu_interval"][1] <= 100.0
+
+
+def test_intervals_of_few_parts_end_where_scores_do():
+    drawn = [0.2, 1.02, 1.4, 1.5]
+    assert metrics.likely(drawn, 1.1, 2)[0] == 0.0  # widened by 9, it would be below
+    assert metrics.likely(drawn, 1.1, 2, least=1.0)[0] == 1.0
+    assert metrics.likely([95.0, 99.0, 100.0], 98.0, 2, most=100.0)[1] == 100.0

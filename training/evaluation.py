@@ -126,10 +126,10 @@ def evaluate(run: Session, model: torch.nn.Module, corpus: Corpus, with_interval
     values: dict[str, Any] = summary(sums.sum(0))
     if with_interval:
         drawn = [summary(totals) for totals in metrics.resampled(sums) if totals[-1]]
-        values |= {
-            f"{name}_interval": metrics.likely([each[name] for each in drawn], values[name], len(sums))
-            for name in values
-        }
+        for name, value in [*values.items()]:
+            least = 1.0 if name.endswith("perplexity") else 0.0
+            found = metrics.likely([each[name] for each in drawn], value, len(sums), least)
+            values[f"{name}_interval"] = found
     return values
 
 

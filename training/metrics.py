@@ -104,13 +104,17 @@ def resampled(parts: np.ndarray) -> np.ndarray:  # (parts, ...) -> (times, ...)
     return np.array([rng.multinomial(count, [1 / count] * count) @ parts for _ in range(times)])
 
 
-def likely(drawn: Sequence[float] | np.ndarray, value: float, parts: int) -> list[float] | None:
+def likely(
+    drawn: Sequence[float] | np.ndarray, value: float, parts: int, least: float = 0.0, most: float = math.inf
+) -> list[float] | None:
     """Between which 95 of 100 other values would be, from those of `resampled` parts; None if there are none. Few parts
-    tell little of how far they lie apart, for which Student (1908) widens the interval about the value itself."""
+    tell little of how far they lie apart, for which Student (1908) widens the interval about the value itself, but not
+    beyond what is possible, `least` and `most`."""
     if not len(drawn):
         return None
     wider = student(parts) / NORMAL * math.sqrt(parts / (parts - 1))
-    return [float(value + wider * (each - value)) for each in np.quantile(drawn, (0.025, 0.975))]
+    ends = value + wider * (np.quantile(drawn, (0.025, 0.975)) - value)
+    return [float(each) for each in ends.clip(least, most)]
 
 
 def student(count: int) -> float:
@@ -135,7 +139,7 @@ def translation_intervals(outputs: Sequence[str], references: Sequence[str]) -> 
     """Of these scores, by sacreBLEU's own bootstrap of the rows."""
     matches = np.array(_matches(outputs, references))
     drawn = resampled(matches) / len(matches)
-    found = {"exact_match_interval": likely(drawn, float(matches.mean()), len(matches))}
+    found = {"exact_match_interval": likely(drawn, float(matches.mean()), len(matches), most=100.0)}
     for name, metric in _metrics().items() if len(matches) > 1 else ():
         try:
             score = metric.corpus_score(list(outputs), [list(references)], n_bootstrap=RESAMPLED)
