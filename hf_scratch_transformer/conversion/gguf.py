@@ -83,7 +83,7 @@ def run(saved: Saved, model: ScratchPreTrainedModel, new: Path) -> Comparison:
 
 def read_back(saved: Saved, model: ScratchPreTrainedModel, new: Path) -> Comparison:
     """What transformers computes by this file, and writes, beside the model."""
-    with reading(f"{new.name}, which transformers cannot read back"):
+    with reading(f"{new.name}, which transformers cannot read back (install llama-cpp-python, or --no-verify)"):
         read = AutoModelForCausalLM.from_pretrained(new.parent, gguf_file=new.name, **IN_SINGLE)
     return compare(model, read)
 
