@@ -58,11 +58,11 @@ Identity = tuple[PreTrainedModel, torch.dtype, tuple[int, ...], tuple[Any, ...],
 class CompiledDecoding:
     """Greedy search and sampling, to be given to `generate` as `custom_generate`, for any number of calls.
 
-    Tokens are those of `generate` without it; in bfloat16, where two scores often round to the same, of nearly all texts. A
-    graph is compiled, in some ten seconds, at the first call for each model, number of rows, and number of tokens and of
-    source tokens, both rounded up to powers of two; it holds the model and the weights that it was made of. A model that
-    computes otherwise since (another attention backend, say) wants a new object. transformers does not hand a `streamer` to
-    a `custom_generate`.
+    Tokens are those of `generate` without it; in bfloat16, where two scores often round to the same, of nearly all
+    texts. A graph is compiled, in some ten seconds, at the first call for each model, number of rows, and number of
+    tokens and of source tokens, both rounded up to powers of two; it holds the model and the weights that it was made
+    of. A model that computes otherwise since (another attention backend, say) wants a new object. transformers does
+    not hand a `streamer` to a `custom_generate`.
     """
 
     def __init__(self, backend: Any = "inductor") -> None:  # of torch.compile
