@@ -129,28 +129,22 @@ class CompiledDecoding:
         if input_ids.ndim != 2 or input_ids.is_floating_point():
             raise ValueError(f"input_ids must be integers (B, T), not {input_ids.dtype} {tuple(input_ids.shape)}")
         if attention_mask is not None and attention_mask.shape != input_ids.shape:
-            shapes = tuple(attention_mask.shape), tuple(input_ids.shape)
-            raise ValueError("attention_mask of shape {} must have that of input_ids, {}".format(*shapes))
+            given, fit = tuple(attention_mask.shape), tuple(input_ids.shape)
+            raise ValueError(f"attention_mask of shape {given} must have that of input_ids, {fit}")
         config: Any = model.generation_config
-        mask, prompt, source = attention_mask, input_ids, None
+        mask, prompt, source, problems = attention_mask, input_ids, None, unheeded(config)
         if model.config.is_encoder_decoder:
             start = config.bos_token_id if config.decoder_start_token_id is None else config.decoder_start_token_id
             if not isinstance(start, int):
                 raise ValueError("generation_config needs one decoder_start_token_id, or bos_token_id, to begin with")
             prompt = input_ids.new_full((len(input_ids), 1), start)
-        length = prompt.shape[1] + max_new_tokens
-        problems = unheeded(config)
-        if model.config.is_encoder_decoder:
-            width, table = input_ids.shape[1], model.config.max_position_embeddings
-            problems[f"a source of {width} tokens must be at most max_position_embeddings={table}"] = (
-                model.get_encoder().positions.has_table and width > table
-            )
         else:
             pads, mask = config.pad_token_id, mask if mask is not None else likely_mask(input_ids, config)
             problems[f"attention_mask ends with padding, of pad_token_id={pads} say: it must be on the left"] = (
                 mask is not None and not bool(mask[:, -1].all())
             )
-        refuse(model, length, problems)
+        length = prompt.shape[1] + max_new_tokens
+        refuse(model, length, problems, source_length=input_ids.shape[1])
         made_of = identity(model)
         if model.config.is_encoder_decoder:
             source = self.read(made_of, input_ids, mask_of(input_ids, mask))
@@ -455,7 +449,7 @@ def chosen(scores: Tensor, is_drawn: bool) -> Tensor:
 # --- What is refused --------------------------------------------------------------------------------------------------
 
 
-def refuse(model: PreTrainedModel, max_length: int, problems: dict[str, bool]) -> None:
+def refuse(model: PreTrainedModel, max_length: int, problems: dict[str, bool], source_length: int = 0) -> None:
     """Say what cannot be decoded so, beside the problems that there may be."""
     if not isinstance(model, ScratchPreTrainedModel):
         problems[f"{type(model).__name__} is not one of ours: convert it"] = True
@@ -465,6 +459,9 @@ def refuse(model: PreTrainedModel, max_length: int, problems: dict[str, bool]) -
         problems |= {
             f"max_length={max_length} must be at most max_position_embeddings={table}": (
                 stack.positions.has_table and max_length > table
+            ),
+            f"a source of {source_length} tokens must be at most max_position_embeddings={table}": (
+                model.config.is_encoder_decoder and stack.positions.has_table and source_length > table
             ),
             "rope_parameters that depend on the length": not stack.is_fixed,
             "layer_types with sliding_attention: use cache_implementation='static'": (

@@ -5,7 +5,14 @@ import threading
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MarianConfig,
+    MarianMTModel,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
 from hf_scratch_transformer import (
     ScratchDecoderConfig,
@@ -434,6 +441,14 @@ def test_sources_longer_than_a_table_of_positions():
     source = torch.ones(1, model.config.max_position_embeddings + 1, dtype=torch.long)
     with pytest.raises(ValueError, match="a source of .* tokens must be at most max_position_embeddings"):
         CompiledDecoding("eager").greedy(model, source, max_new_tokens=3)
+
+
+def test_native_translators_are_refused():
+    sizes = {"vocab_size": 20, "d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "pad_token_id": 1}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "decoder_start_token_id": 1}
+    model = MarianMTModel(MarianConfig(**sizes, **heads, forced_eos_token_id=None)).eval()
+    with pytest.raises(ValueError, match="MarianMTModel is not one of ours: convert it"):
+        CompiledDecoding("eager").greedy(model, torch.ones(1, 4, dtype=torch.long), max_new_tokens=3)
 
 
 def test_what_was_read_before_the_prompt_is_refused():
