@@ -153,7 +153,7 @@ STEPS = {
             "memory of a training step beside what `inspect` predicts; what the device does at best",
             (("benchmarks", "roofline", "memory", "--shape", "gpt2-124m", "bert-110m", "transformer-63m"),),
         ),
-        Step("babymix-decoder", "a decoder from ten million words", (recipe_run("clm_babymix", "babymix"),)),
+        Step("babymix-decoder", "a decoder from ten million words", (recipe_run("clm_babymix_gpu", "babymix"),)),
         training_step("bert-110m", "bert", "modernbert", *FLASH, padded=False),
         training_step("transformer-63m", "marian", padded=False),
     )

@@ -1166,8 +1166,8 @@ def save_as_ours(name: str, tokenizer, folder: Path, **overrides) -> PreTrainedM
 @pytest.mark.parametrize("name", FORMS)
 def test_gguf_out_and_in(name, dtype, tokenizer, tmp_path, capsys):
     """Ours, written as llama.cpp's package has it, read by transformers, and converted again."""
-    overrides = {  # what transformers reads: biases where they always are, and only the usual width of Qwen3's heads
-        "qwen3": {"attention_bias": False, "head_dim": 128},
+    overrides = {  # what transformers reads: biases where they always are
+        "qwen3": {"attention_bias": False},
         "starcoder2": {"sliding_window": None},
     }.get(name, {})
     ours = save_as_ours(name, tokenizer, tmp_path / "ours", tie_word_embeddings=False, **overrides).to(dtype)
@@ -1210,6 +1210,14 @@ def test_what_gguf_cannot_say_is_refused(tokenizer, tmp_path, capsys):
         assert cli.main(["export", str(tmp_path / source), str(tmp_path / target), "--to", "gguf"]) == 2
         assert re.search(message, capsys.readouterr().err)
     assert {path.name for path in tmp_path.iterdir()} == {"yarn", "gpt2", "good", "words", "marks", "native", "gelu"}
+
+
+def test_what_it_can_become_instead_is_named(tmp_path, capsys):
+    options = {"norm_type": "rms_norm", "hidden_act": "swiglu", "position_embedding_type": "rotary"}
+    tiny.model(tiny.LANGUAGE_MODELS[1], **options, use_qk_norm=True).save_pretrained(tmp_path / "ours")
+    assert cli.main(["export", str(tmp_path / "ours"), str(tmp_path / "new"), "--to", "llama"]) == 2
+    assert "cannot become llama: use_qk_norm=True must be False; it can become qwen3" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
 
 
 def test_gguf_with_weights_missing_is_refused(tokenizer, tmp_path, monkeypatch):

@@ -1,22 +1,20 @@
 """Conversion of models in memory, and from folder to folder one tensor at a time."""
 
+import contextlib
 import copy
 import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import transformers
 from huggingface_hub import snapshot_download, split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import (
-    AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
     PreTrainedConfig,
@@ -37,7 +35,6 @@ from .families import FAMILIES
 from .tables import Family
 from .weights import FolderWeights, Lazily, Translation, describe, in_short, stored, stored_names
 
-GgufConfig = getattr(transformers, "GgufConfig", None)
 OUR_CONFIGS = {
     config.model_type: config for config in (ScratchEncoderConfig, ScratchDecoderConfig, ScratchSeq2SeqConfig)
 }
@@ -231,7 +228,11 @@ def convert_folder(
             )
         else:
             task = native_task(config)
-        translation = Translation(*task, config, weights)
+        try:
+            translation = Translation(*task, config, weights)
+        except ValueError as error:
+            others = _counterparts(config) if isinstance(config, ScratchConfig) else []
+            raise ValueError(f"{error}" + (f"; it can become {', '.join(others)}" if others else "")) from error
         with making(target) as new:
             new.mkdir()
             _write_weights(translation, new)
@@ -257,6 +258,17 @@ def convert_folder(
         kept,
         compared,
     )
+
+
+def _counterparts(config: ScratchConfig) -> list[str]:
+    """The families that have all of its options."""
+    found = []
+    for name in FAMILIES:
+        with contextlib.suppress(ValueError):
+            family, task = our_task(_architecture(config), name)
+            family.config_back(config, task)
+            found.append(name)
+    return found
 
 
 def native_task(config: PreTrainedConfig, architecture: str | None = None) -> tuple[Family, str]:
@@ -307,24 +319,23 @@ def _translated(source: PreTrainedModel, family: Family, task: str) -> PreTraine
     return model
 
 
-@contextmanager
+@contextlib.contextmanager
 def _opened(source: str | os.PathLike[str]) -> Iterator[tuple[Path, PreTrainedConfig, Mapping[str, Tensor]]]:
     """A folder with everything but the weights, the configuration, and the weights: of a folder, a download, or a GGUF
     file, which transformers reads into memory."""
     path = Path(source)
     if path.suffix == ".gguf" and path.is_file():
         with tempfile.TemporaryDirectory() as unpacked:
-            file = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
-            # Newer versions of transformers would keep the blocks of the file as they are.
-            whole = {"quantization_config": GgufConfig(dequantize=True)} if GgufConfig is not None else {}
             with reading(path):
-                model, found = AutoModelForCausalLM.from_pretrained(**file, **whole, output_loading_info=True)
+                from .gguf import open_gguf  # of a package that need not be there
+
+                model, found = open_gguf(path)
             if missing := sorted(found["missing_keys"]):  # which transformers draws at random
                 raise ValueError(f"{path}: {len(missing)} weights are missing: {in_short(missing)}")
             if hasattr(model.config, "quantization_config"):
                 del model.config.quantization_config
             model.generation_config.save_pretrained(unpacked)
-            AutoTokenizer.from_pretrained(**file).save_pretrained(unpacked)
+            AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).save_pretrained(unpacked)
             model.config.architectures = [type(model).__name__]
             yield Path(unpacked), model.config, model.state_dict()
         return

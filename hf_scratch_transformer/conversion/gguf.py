@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import gguf
 import torch
+import transformers
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..configuration_scratch import rotary_dim
 from ..files import reading
@@ -17,6 +18,8 @@ from ..stack_scratch import ScratchPreTrainedModel
 from ..tokenization import WORDS
 from .comparison import NEW, PROMPT, Comparison, compare, follow, greedily, row_by_row
 from .folders import IN_SINGLE, Saved, convert_to
+
+GgufConfig = getattr(transformers, "GgufConfig", None)
 
 
 class Form(NamedTuple):
@@ -84,8 +87,21 @@ def run(saved: Saved, model: ScratchPreTrainedModel, new: Path) -> Comparison:
 def read_back(saved: Saved, model: ScratchPreTrainedModel, new: Path) -> Comparison:
     """What transformers computes by this file, and writes, beside the model."""
     with reading(f"{new.name}, which transformers cannot read back (install llama-cpp-python, or --no-verify)"):
-        read = AutoModelForCausalLM.from_pretrained(new.parent, gguf_file=new.name, **IN_SINGLE)
+        read, _ = open_gguf(new, **IN_SINGLE)
     return compare(model, read)
+
+
+def open_gguf(path: Path, **options: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """A file as transformers reads it, and what it missed there. Heads are as wide as the file says, which transformers
+    passes over in one of Qwen3."""
+    file = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
+    config = AutoConfig.from_pretrained(**file)
+    fields = gguf.GGUFReader(path).fields
+    if (width := fields.get(f"{fields['general.architecture'].contents()}.attention.key_length")) is not None:
+        config.head_dim = width.contents()
+    # Newer versions of transformers would keep the blocks of the file as they are.
+    whole = {"quantization_config": GgufConfig(dequantize=True)} if GgufConfig is not None else {}
+    return AutoModelForCausalLM.from_pretrained(**file, config=config, **whole, **options, output_loading_info=True)
 
 
 def _native(model: Any) -> tuple[str, PreTrainedModel]:

@@ -1,7 +1,7 @@
 """The table that `make test-tools` ends with, kept in `record.json` of each folder, from which `docs/TOOLS.md` is made.
 
 A test's docstring says what was run: what was compared. What cannot be run here is skipped, with the words of the
-refusal as its reason.
+refusal as its reason. A file whose tool is no package here says which it is, PACKAGE and VERSION.
 """
 
 import json
@@ -22,6 +22,7 @@ from hf_scratch_transformer.tokenization import train_tokenizer
 disable_progress_bars()
 
 PACKAGES = {"trainer": "transformers"}  # by test file, where the names differ; else what a file calls PACKAGE
+COLUMNS = ("tool", "version", "run", "compared")
 TEXTS = [
     *("a bank by the river", "we sat on the bank of the river and slept", "she asked a bank", "the bank was wet"),
     *("trout swim upstream", "an old account in the north", "money slept on the account", "we asked the river"),
@@ -55,30 +56,26 @@ def pytest_collection_modifyitems(items):
         name = item.path.stem.removeprefix("test_")
         package = getattr(item.module, "PACKAGE", PACKAGES.get(name, name.replace("_", "-")))
         run, _, compared = " ".join(item.function.__doc__.split()).partition(": ")
-        item.user_properties.append(("tools", (package, run, compared)))
+        number = getattr(item.module, "VERSION", None) or version_of(package)
+        item.user_properties.append(("tools", (package, number, run, compared)))
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    outcomes, reasons = defaultdict(Counter), {}
+    outcomes, reasons = defaultdict(Counter), defaultdict(dict)
     for outcome, reports in terminalreporter.stats.items():
         for report in reports:
             for name, row in getattr(report, "user_properties", ()):
                 if name == "tools" and outcome:
                     outcomes[row][outcome] += 1
                     if outcome == "skipped":
-                        reasons[row] = report.longrepr[2].removeprefix("Skipped: ")
+                        reasons[row][" ".join(report.longrepr[2].removeprefix("Skipped: ").split())] = None
     rows = [
-        {
-            "tool": package,
-            "version": version_of(package),
-            "run": run,
-            "compared": compared,
-            "result": dict(counts),
-            **({"refusal": reasons[package, run, compared]} if (package, run, compared) in reasons else {}),
-        }
-        for (package, run, compared), counts in sorted(outcomes.items())
+        dict(zip(COLUMNS, row, strict=True))
+        | {"result": dict(counts)}
+        | ({"refusal": "; ".join(reasons[row])} if row in reasons else {})
+        for row, counts in sorted(outcomes.items())
     ]
-    cells = [["tool", "version", "run", "compared", "result"]]
+    cells = [[*COLUMNS, "result"]]
     cells += [[*list(row.values())[:4], ", ".join(f"{n} {what}" for what, n in row["result"].items())] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     terminalreporter.section("tools")

@@ -21,7 +21,7 @@ def opened(request, tmp_path):
         from transformers.exporters import ExportedModel
         from transformers.exporters.exporter_executorch import ExecutorchExporter  # noqa: F401
     except (ImportError, OSError) as error:
-        pytest.skip(str(error).splitlines()[0][:200])
+        pytest.skip(str(error).splitlines()[0])
     model_class, options = MODELS[request.param]
     model = tiny.model(model_class, **ENDLESS | options)
     model.save_pretrained(tmp_path / "ours")

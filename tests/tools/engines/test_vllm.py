@@ -1,5 +1,5 @@
-"""What vLLM 0.33.0 and SGLang 0.5.23 ask of models that they have no code for, since neither runs here: the
-rules in `vllm/model_executor/models/transformers` and `sglang/srt/models/transformers.py`, on our sources."""
+"""What vLLM asks of models that it has no code for, since it does not run here: the rules in its
+`vllm/model_executor/models/transformers`, on our sources."""
 
 import ast
 import inspect
@@ -16,12 +16,13 @@ from hf_scratch_transformer import ScratchDecoderForCausalLM, ScratchDecoderMode
 from hf_scratch_transformer.layers_scratch import ScratchAttention
 from tests import tiny
 
+PACKAGE, VERSION = "vllm", "0.33.0, not run"
 MODELS = [ScratchDecoderModel, ScratchEncoderModel]
-STYLES = {"colwise", "rowwise", "replicate"}  # those of matrices that both know
+STYLES = {"colwise", "rowwise", "replicate"}  # those of matrices that it knows
 
 
 def test_attention_is_found_in_the_source():
-    """rules of vLLM 0.33.0 on our source: one call of what is read from ALL_ATTENTION_FUNCTIONS, with the scale"""
+    """its rules, written out, on our source: one call of what is read from ALL_ATTENTION_FUNCTIONS, with the scale"""
     tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(ScratchAttention.forward))))
     looked_up = {
         target.id
@@ -40,7 +41,7 @@ def test_attention_is_found_in_the_source():
 
 @pytest.mark.parametrize("model_class", MODELS)
 def test_plan(model_class):
-    """rules of both on our classes: backend-compatible, matrices in a tensor-parallel plan of known styles"""
+    """its rules, written out, on our classes: backend-compatible, matrices in a tensor-parallel plan of known styles"""
     model = tiny.model(model_class, hidden_act="swiglu")
     assert model_class.is_backend_compatible() and model.base_model_prefix == "model"
     assert {"AutoConfig", "AutoModel"} <= model.config.auto_map.keys()
@@ -56,8 +57,8 @@ def test_plan(model_class):
     }
 
 
-def test_decoder_called_as_they_do(monkeypatch):
-    """their call of a decoder: two requests as one row of tokens, attention theirs; states and logits = ours"""
+def test_decoder_called_as_it_does(monkeypatch):
+    """its call of a decoder, written out: two requests as one row of tokens, own attention; states and logits = ours"""
     ours = tiny.model(ScratchDecoderForCausalLM)
     lengths = [4, 6]
     ids = [tiny.tokens(ours.config.vocab_size, length, seed=length) for length in lengths]

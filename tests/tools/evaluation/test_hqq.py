@@ -39,7 +39,7 @@ def test_configuration(untied, tools):
     try:
         quantised = untied.load(quantization_config=HqqConfig(nbits=4, group_size=GROUP))
     except NotImplementedError as error:
-        pytest.skip(f"{error}"[:200])
+        pytest.skip(str(error))
     plain = untied.dequantised(quantised, weight_of, **SCHEMES[4])
     tools.assert_same(quantised, plain, untied.inputs(), atol=1e-4)
 

@@ -79,7 +79,7 @@ def test_packed(untied, tools):
         quantised = untied.load()
         quantize_(quantised, Int4WeightOnlyConfig(group_size=GROUP))
     except ImportError as error:
-        pytest.skip(f"{error}"[:200])
+        pytest.skip(str(error))
     plain = untied.dequantised(quantised, weight_of, **SCHEMES["int4"][1])
     tools.assert_same(quantised, plain, untied.inputs(), atol=1e-2)
 

@@ -170,7 +170,7 @@ def test_unmerged(head, kind, tmp_path):
         wrapped, inputs = adapted(tiny.model(head, **sizes(head)), named(kind, **options), **others)
     except ValueError as error:
         refused = (kind, tiny.family(head)) in (("POLY", "encoder"), ("SHADOW", "seq2seq"))
-        pytest.skip(f"{kind}, {tiny.family(head)}: {error}"[:200]) if refused else pytest.fail(str(error))
+        pytest.skip(f"{kind}, {tiny.family(head)}: {error}") if refused else pytest.fail(str(error))
     expected = logits(wrapped, inputs)
     plain = {name: value for name, value in inputs.items() if name not in others}
     assert (expected - logits(tiny.model(head, **sizes(head)), plain)).abs().max() > 0.01
@@ -182,9 +182,9 @@ def test_unmerged(head, kind, tmp_path):
 def test_every_prompt(head, kind, tmp_path):
     """P-tuning, multitask, cartridge, CPT, decoder and translator: saved and loaded = trained"""
     if (kind, tiny.family(head)) == ("CPT", "seq2seq"):
-        with pytest.raises(ValueError, match="only supports task_type = CAUSAL_LM"):
+        with pytest.raises(ValueError, match="only supports task_type = CAUSAL_LM") as refusal:
             named(kind)(task_type="SEQ_2_SEQ_LM")
-        return
+        pytest.skip(f"{kind}, seq2seq: {refusal.value}")
     model = tiny.model(head, **sizes(head))
     others = {"task_ids": torch.tensor([0, 1, 1])} if kind == "MULTITASK_PROMPT_TUNING" else {}
     options = {} if kind == "CPT" else {"num_virtual_tokens": 3}

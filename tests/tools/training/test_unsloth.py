@@ -50,7 +50,7 @@ def run(folder, ids, tmp_path):
     for line in found.stdout.splitlines():
         if line.startswith("RESULT "):
             return json.loads(line.removeprefix("RESULT "))
-    pytest.fail((found.stderr or found.stdout).strip().splitlines()[-1][:200])
+    pytest.fail((found.stderr or found.stdout).strip().splitlines()[-1])
 
 
 def test_lora(texts, tmp_path):

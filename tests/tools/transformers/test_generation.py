@@ -297,7 +297,7 @@ def test_quantised_cache_of_a_translator(pairs):
     except ValueError as error:
         with pytest.raises(ValueError, match=re.escape(str(error))):
             generate(pairs["seq2seq"].native, pairs["seq2seq"].inputs, **how)
-        pytest.skip(f"Marian's and ours: {error}"[:200])
+        pytest.skip(f"Marian's and ours: {error}")
     assert torch.equal(tokens, generate(pairs["seq2seq"].native, pairs["seq2seq"].inputs, **how))
 
 
@@ -339,7 +339,7 @@ def from_the_hub(pair, **how: Any) -> None:
     try:
         tokens = same(pair, trust_remote_code=True, **how)
     except OSError as error:
-        pytest.skip(" ".join(str(error).split())[:200])
+        pytest.skip(str(error))
     assert changes(pair, tokens)
 
 
