@@ -3,6 +3,7 @@
 Those processes import this module: what not all of them need is imported where it is used.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -212,11 +213,34 @@ def write_gguf_int8(source: Path, place: Path) -> None:
             raise ValueError("llama.cpp cannot quantise the file")
 
 
+@contextlib.contextmanager
+def weights_as_stored() -> Iterator[None]:
+    """Within it, llama.cpp does not arrange weights anew for a processor with AMX, where its kernels for them end the
+    process (llama-cpp-python 0.3.36: SIGSEGV in the first step of a file of 8 or 4 bits)."""
+    import llama_cpp.llama_cpp as low
+
+    default = low.llama_model_default_params
+
+    def without() -> Any:
+        params = default()
+        params.use_extra_bufts = False
+        return params
+
+    described = Path("/proc/cpuinfo")
+    if described.exists() and "amx_tile" in described.read_text():
+        low.llama_model_default_params = without
+    try:
+        yield
+    finally:
+        low.llama_model_default_params = default
+
+
 def open_gguf(settings: Settings, place: Path) -> Writer:
     import llama_cpp
 
     threads = dict.fromkeys(("n_threads", "n_threads_batch"), settings.threads)
-    engine = llama_cpp.Llama(str(place), n_ctx=0, verbose=False, **threads)
+    with weights_as_stored():
+        engine = llama_cpp.Llama(str(place), n_ctx=0, verbose=False, **threads)
 
     def write(prompt: list[int], count: int) -> list[int]:
         engine.reset()  # else it would go on from what it holds of the same prompt

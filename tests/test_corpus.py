@@ -22,7 +22,7 @@ from training.recipe import parse
 from training.sections import RecipeError
 from training.sources import check_splits, clean, read
 
-LATIN = "broken UTF-8, as text in Latin-1 is"
+LATIN = "broken UTF-8, as text in Latin-1 or UTF-16 is"
 
 
 def resolved(folder, *words, objective="translation"):

@@ -109,13 +109,17 @@ def test_what_cannot_be_measured_is_one_line_with_code_2(native, tmp_path, capsy
     columns = [] if objective != "translation" else ["--data.columns", '{"source": "text", "target": "text"}']
     for words, expected in [
         ([], "usage: python -m training evaluate MODEL --data PATH"),
-        ([folder], "data.path: missing"),
+        ([folder], "--data: name what to measure"),
         ([str(tmp_path / "nowhere"), "--data", str(text)], "nowhere"),
         ([str(tmp_path / "headless"), "--data", str(text)], "predicts neither translations nor tokens"),
-        ([folder, "--data", str(text), *columns], "no usable row (1 broken UTF-8, as text in Latin-1 is)"),
+        ([folder, "--data", str(text), *columns], "no usable row (1 broken UTF-8, as text in Latin-1 or UTF-16 is)"),
         (
             [folder, "--data", str(text), "--model.hidden_size=8"],
             "--model.hidden_size: to evaluate heeds objective, data",
+        ),
+        (
+            [folder, "--data", "nowhere", *columns],
+            "no file or folder 'nowhere' here; a dataset on the Hub is owner/name",
         ),
         ([folder, "--data", str(text), "--data.windw=8"], "data.windw: unknown key; did you mean data.window?"),
     ]:

@@ -159,7 +159,12 @@ def test_of_several_parallel_texts_the_largest_is_taken(tmp_path):
         ({"all__txt": ["", ""]}, "masked_lm", (), "(empty|no row that can be used)"),
         ({"t__en": LINES, "t__de": LINES, "t__fr": LINES}, "translation", (), "--columns: text in de, en, fr is there"),
         ({"t__en": LINES, "t__de": LINES}, "translation", ("en",), "--columns: translation needs 2, source and target"),
-        ({"t__txt": LINES}, "translation", (), "--columns: name the 2 that hold source and target; there are text"),
+        (
+            {"t__txt": LINES},
+            "translation",
+            (),
+            "--columns: name the 2 that hold source and target; there is text in text",
+        ),
         ({"t__txt": LINES}, "causal_lm", ("body",), "--columns: no text in body; there is in text"),
         ({"t__en": LINES, "t__de": LINES}, "translation", ("en", "en"), "--columns: en en: name another column"),
         ({"t__csv": ["text"]}, "causal_lm", (), "--data: it is empty"),
@@ -167,7 +172,7 @@ def test_of_several_parallel_texts_the_largest_is_taken(tmp_path):
             {"t__txt": ["word"]},
             "causal_lm",
             (),
-            "gives no text for validation .*: the part asked for is empty",
+            "gives no text for validation: give more, or a file called validation .*the part asked for is empty",
         ),
     ],
 )

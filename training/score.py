@@ -147,9 +147,12 @@ DEVIATIONS = 1.96  # of the standard error, either way, in which 95% of a normal
 def _recipe(source: str, config: PreTrainedConfig, words: Sequence[str]) -> Recipe:
     """A recipe that measures a model as its own settings have it, unless the words say otherwise."""
     words = [word.replace("--data", "--data.path", 1) if word.partition("=")[0] == "--data" else word for word in words]
-    for key in (word[2:].partition("=")[0] for word in words if word.startswith("--")):
+    keys = [word[2:].partition("=")[0] for word in words if word.startswith("--")]
+    for key in keys:
         if key.partition(".")[0] not in KEYS:
             raise RecipeError(f"--{key}: to evaluate heeds {', '.join(KEYS)} and what is in them, as a recipe has it")
+    if not {"data", "data.path", "data.sources"} & {*keys}:
+        raise RecipeError(f"--data: name what to measure {source} on: a file, a folder or a dataset on the Hub")
     saved = (config.architectures or [""])[0]
     known = {
         name: getattr(kind.auto_model._model_mapping.get(type(config), None), "__name__", None)

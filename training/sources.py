@@ -317,6 +317,8 @@ def _stream(kind: tuple[str, bool], files: Sequence[Path], sample_by: str, skip:
 
 def _hub(data: Data, split: str, role: str) -> Dataset | IterableDataset:
     streaming = data.streaming and role == "train"
+    if data.path.startswith((".", "/", "~")) or data.path.count("/") != 1:
+        raise RecipeError(f"data.path: no file or folder {data.path!r} here; a dataset on the Hub is owner/name")
     try:
         return load_dataset(data.path, data.name, split=split, revision=data.revision, streaming=streaming)
     except Exception as error:  # no network, no such dataset, no such split: each has its own kind
@@ -393,7 +395,7 @@ def clean(chunk: Columns, columns: Iterable[str], refused: Counter, empty_allowe
         elif not empty_allowed and not all(text.strip() for text in texts):
             refused["empty"] += 1
         elif any(UNDECODABLE in text for text in texts):
-            refused["broken UTF-8, as text in Latin-1 is"] += 1
+            refused["broken UTF-8, as text in Latin-1 or UTF-16 is"] += 1
         elif any("\0" in text for text in texts):
             refused["with zero bytes, as in UTF-16"] += 1
         else:

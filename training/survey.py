@@ -119,7 +119,8 @@ def survey(path: str, objective: str, columns: Sequence[str] = ()) -> Survey:
             next(read(_data(found.data, splits={"train": names}), "train"), None)
         except RecipeError as error:
             said = str(error).replace("data.splits.train", role)
-            raise RecipeError(f"--data: {path} gives no text for {role} ({', '.join(names)}): {said}") from error
+            advice = f"give more, or a file called {role} ({', '.join(names)}: {said})"
+            raise RecipeError(f"--data: {path} gives no text for {role}: {advice}") from error
     return found
 
 
@@ -240,8 +241,8 @@ def _columns(rows: Columns, names: Sequence[str], asked: Sequence[str]) -> dict[
     if asked or set(names) <= lengths.keys():
         return dict(zip(names, asked or names, strict=True))
     if len(lengths) < len(names) or (len(names) > 1 and len(lengths) > len(names)):
-        there = ", ".join(lengths) or "no columns of text"
-        raise RecipeError(f"--columns: name the {len(names)} that hold {' and '.join(names)}; there are {there}")
+        there = ", ".join(lengths) or "none"
+        raise RecipeError(f"--columns: name the {len(names)} that hold {' and '.join(names)}; there is text in {there}")
     chosen = sorted(lengths, key=lambda name: -lengths[name])[: len(names)]
     return dict(zip(names, sorted(chosen, key=list(rows).index), strict=True))
 

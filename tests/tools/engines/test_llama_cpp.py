@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.engines import weights_as_stored
 from hf_scratch_transformer import ScratchDecoderForCausalLM
 from hf_scratch_transformer.cli import main
 from hf_scratch_transformer.conversion import convert_from
@@ -47,7 +48,8 @@ def written(folder, texts, **options):
 
 def opened(file):
     single = dict.fromkeys(("type_k", "type_v"), llama_cpp.GGML_TYPE_F32)  # of what the cache holds; else half
-    return llama_cpp.Llama(str(file), n_ctx=64, n_threads=1, logits_all=True, verbose=False, **single)
+    with weights_as_stored():
+        return llama_cpp.Llama(str(file), n_ctx=64, n_threads=1, logits_all=True, verbose=False, **single)
 
 
 def logits(engine, ids):
