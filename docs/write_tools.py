@@ -9,9 +9,9 @@ HEAD = """# Tools
 
 What `make test-tools` ran, each tool at the version named, on small models of ours; written from the record that it
 leaves in each folder of [tests/tools](../tests/tools). A row is a test: what was run, what was compared with what, in
-how many cases. {yes} rows say yes. What cannot be run says why, in the words of the refusal. Of the servers vLLM, SGLang
-and Text Embeddings Inference, which do not run here, the tests have the rules by which they build and call a model, written
-out after the source of the version named, on the model itself: such a row says *not run* beside its version.
+how many cases. {yes} rows say yes. What cannot be run says why, in the words of the refusal. Of the servers vLLM,
+SGLang and Text Embeddings Inference, which do not run here, the tests have the rules by which they build and call a
+model, written out after their source, on the model itself: such a row says *not run* beside its version.
 """
 TITLES = {
     "engines": "Engines",

@@ -468,11 +468,18 @@ def refuse(model: PreTrainedModel, max_length: int, problems: dict[str, bool], s
                 "sliding_attention" in stack.layer_types
             ),
         }
+    modules = [*model.modules()]
+    quantised = {module for module in modules if type(module).__module__.startswith("torch.ao.nn.quantized")}
     problems |= {
         f"{model.device} must be cpu: elsewhere, generate compiles with cache_implementation='static'": (
             model.device.type != "cpu"
         ),
-        f"{type(model).__name__} is in training: call eval()": model.training,
+        "layers quantised by torch.ao: a graph cannot read their weights": bool(quantised),
+        f"{type(model).__name__}, or a part of it, is in training: call eval()": any(
+            module.training
+            for module in modules
+            if module not in quantised  # which always say so
+        ),
         "autocast: load the model in the precision to compute in": torch.is_autocast_enabled("cpu"),
         "no C++ compiler was found: install g++, or set CXX": shutil.which(os.environ.get("CXX", "g++")) is None,
     }

@@ -2,9 +2,11 @@
 
 import shutil
 import threading
+from functools import partial
 
 import pytest
 import torch
+from torch.ao.quantization import quantize_dynamic
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -342,9 +344,20 @@ def test_models_and_machines_that_it_cannot_use_are_refused(monkeypatch):
     windows = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4}
     model = ScratchDecoderForCausalLM(ScratchDecoderConfig(**tiny.SIZES, num_hidden_layers=2, **windows))
     monkeypatch.setattr(decoding.shutil, "which", lambda name: None)
-    message = "sliding_attention: use .*; ScratchDecoderForCausalLM is in training: .*; no C\\+\\+ compiler"
+    message = "sliding_attention: use .*; .* is in training: .*; no C\\+\\+ compiler"
     with pytest.raises(ValueError, match=message):
         model.train().generate(**inputs, max_new_tokens=5, custom_generate=CompiledDecoding())
+
+
+def test_parts_in_training_and_quantised_layers_are_refused():
+    decode, ids = CompiledDecoding("eager"), tiny.tokens(40, 1, 5)
+    model = tiny.model(ScratchDecoderForCausalLM)
+    model.model.layers[1].train()
+    quantised = quantize_dynamic(tiny.model(ScratchDecoderForCausalLM), {torch.nn.Linear})
+    for refused, said in ((model, "or a part of it, is in training"), (quantised, "layers quantised by torch.ao")):
+        for call in (partial(refused.generate, custom_generate=decode), partial(decode.greedy, refused)):
+            with pytest.raises(ValueError, match=said):
+                call(ids, max_new_tokens=2)
 
 
 def test_native_models_and_inputs_that_it_does_not_read_are_refused():
