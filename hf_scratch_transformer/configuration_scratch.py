@@ -502,6 +502,7 @@ class ScratchSeq2SeqConfig(ScratchConfig):
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
+        name = self.attribute_map.get(name, name)
         if name in ("encoder_layers", "decoder_layers"):
             kinds = name.replace("layers", "layer_types")
             if {*(getattr(self, kinds, None) or ())} == {"full_attention"}:

@@ -161,6 +161,9 @@ def test_kinds_of_layers_follow_their_number_while_they_are_one():
     config.num_hidden_layers = 3
     assert config.layer_types == ["full_attention"] * 3 and config.no_rope_layers is None
     assert ScratchDecoderConfig(num_hidden_layers=2, no_rope_layers=[1, 1]).no_rope_layers is None
+    config = ScratchSeq2SeqConfig(encoder_layers=2, decoder_layers=2)
+    config.decoder_layers, config.num_hidden_layers = 3, 1  # the latter by its name in transformers
+    assert config.decoder_layer_types == ["full_attention"] * 3 and config.encoder_layer_types == ["full_attention"]
     mixed = ["full_attention", "sliding_attention"]
     config = ScratchDecoderConfig(num_hidden_layers=2, layer_types=mixed, sliding_window=3)
     config.num_hidden_layers = 3
