@@ -16,7 +16,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from hf_scratch_transformer import ScratchDecoderForCausalLM
 from tests import tiny
 
-PACKAGE, VERSION = "sglang", "0.5.23, not run"
+PACKAGE, VERSION = "sglang", "not run"
 STYLES = {"colwise", "colwise_rep", "rowwise", "rowwise_rep", "replicate"}
 LENGTHS = [4, 6]
 DECODERS = {

@@ -15,7 +15,7 @@ from hf_scratch_transformer.tokenization import train_tokenizer
 from tests import tiny
 from tests.tools.conftest import TEXTS
 
-PACKAGE, VERSION = "text-embeddings-inference", "1.8, not run"
+PACKAGE, VERSION = "text-embeddings-inference", "not run"
 FIELDS = {"vocab_size": int, "dim": int, "n_layers": int, "n_heads": int, "hidden_dim": int, "activation": str}
 FIELDS |= {"max_position_embeddings": int, "pad_token_id": int, "model_type": str}
 ACTIVATIONS = {"gelu": gelu, "relu": relu}
