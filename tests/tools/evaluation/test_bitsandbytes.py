@@ -1,4 +1,8 @@
-"""bitsandbytes on a CPU, through the configuration that transformers takes."""
+"""bitsandbytes on a CPU, through the configuration that transformers takes.
+
+Where a processor has AVX512-BF16, its kernels of 4 bits compute in bfloat16, and take no head whose outputs are not a
+multiple of 32; here are those that it has for any processor.
+"""
 
 from typing import Any
 
@@ -14,6 +18,11 @@ SCHEMES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 INT8 = {"bits": 8, "group": 1024, "error": 1 / 254 + 2**-11}  # of weights in half precision
 ALL = {"llm_int8_skip_modules": ["none"]}  # nothing is left out, the head included
+
+
+@pytest.fixture(autouse=True)
+def any_processor(monkeypatch):
+    monkeypatch.setattr(bitsandbytes.nn.modules, "has_avx512bf16", lambda: False)
 
 
 def weight_of(linear: nn.Module) -> Tensor:
