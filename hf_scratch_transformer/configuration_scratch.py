@@ -360,6 +360,11 @@ class ScratchConfig(PreTrainedConfig):
                 if token is not None and not 0 <= token < limit:
                     yield f"{name}={tokens} must lie within the vocabulary, 0 to {limit - 1}"
 
+    def _keep_kind(self, kinds: str, depth: Any) -> None:
+        """Blocks of one kind stay of that kind when there are more or fewer of them."""
+        if {*(getattr(self, kinds, None) or ())} == {"full_attention"} and isinstance(depth, int):
+            setattr(self, kinds, ["full_attention"] * depth)
+
     def _errors_of_kinds(self, depths: dict[str, str]) -> Iterator[str]:
         """`depths`: fields with an entry for each block, and the fields that say how many there are."""
         kinds: set[str] = set()
@@ -404,8 +409,8 @@ class ScratchStackConfig(ScratchConfig):
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        if name == "num_hidden_layers" and {*(getattr(self, "layer_types", None) or ())} == {"full_attention"}:
-            self.layer_types = ["full_attention"] * value
+        if name == "num_hidden_layers":
+            self._keep_kind("layer_types", value)
 
     def _errors(self) -> Iterator[str]:
         yield from super()._errors()
@@ -504,9 +509,7 @@ class ScratchSeq2SeqConfig(ScratchConfig):
         super().__setattr__(name, value)
         name = self.attribute_map.get(name, name)
         if name in ("encoder_layers", "decoder_layers"):
-            kinds = name.replace("layers", "layer_types")
-            if {*(getattr(self, kinds, None) or ())} == {"full_attention"}:
-                setattr(self, kinds, ["full_attention"] * value)
+            self._keep_kind(name.replace("layers", "layer_types"), value)
         if name == "vocab_size" and self.share_encoder_decoder_embeddings:  # one table: resizing it resizes both sides
             self.decoder_vocab_size = value
 

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._dynamo import lookup_backend, mark_dynamic
+from torch._dynamo.exc import TorchDynamoException
 from torch.nn import functional as F
 from transformers import (
     EosTokenCriteria,
@@ -263,7 +264,11 @@ class Compiled:
         own = FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
         graph = Graph(self.backend)
         compiled = torch.compile(own, fullgraph=True, dynamic=False, backend=graph.compile)
-        results: tuple[Tensor, ...] = compiled(model, inputs, *new)
+        try:
+            results: tuple[Tensor, ...] = compiled(model, inputs, *new)
+        except (TorchDynamoException, RuntimeError) as error:  # of layers that another library has put in, say
+            reason = next((line for line in str(error).splitlines() if line), type(error).__name__)
+            raise ValueError(f"CompiledDecoding: {type(model).__name__} cannot be one graph: {reason}") from error
         self.results = places(results, graph.outputs)
         self.new, self.kept = places(new, graph.inputs), places(tensors_of(inputs), graph.inputs)
         self.lengths = [place for place, each in enumerate(graph.inputs) if not isinstance(each, Tensor)]

@@ -25,11 +25,12 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrained
 
 import hf_scratch_transformer as scratch
 from hf_scratch_transformer import cli, hub
+from hf_scratch_transformer.configuration_scratch import POSITIONS
 from hf_scratch_transformer.conversion import convert_folder, convert_from, convert_to, folders, weights
 from hf_scratch_transformer.conversion.comparison import PROMPT, by_model, follow, tokens_for
 from hf_scratch_transformer.conversion.engines import export
 from hf_scratch_transformer.conversion.families import FAMILIES
-from hf_scratch_transformer.conversion.folders import our_task
+from hf_scratch_transformer.conversion.folders import _counterparts, our_task
 from hf_scratch_transformer.conversion.gguf import FORMS
 from hf_scratch_transformer.hub import RunRecords, write_model_card
 from hf_scratch_transformer.tokenization import train_tokenizer
@@ -1217,6 +1218,36 @@ def test_what_it_can_become_instead_is_named(tmp_path, capsys):
     tiny.model(tiny.LANGUAGE_MODELS[1], **options, use_qk_norm=True).save_pretrained(tmp_path / "ours")
     assert cli.main(["export", str(tmp_path / "ours"), str(tmp_path / "new"), "--to", "llama"]) == 2
     assert "cannot become llama: use_qk_norm=True must be False; it can become qwen3" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("model_class", tiny.LANGUAGE_MODELS, ids=tiny.family)
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_what_else_it_can_become_is_asked_of_every_family(model_class, positions):
+    config = tiny.model(model_class, position_embedding_type=positions).config
+    config.architectures = [model_class.__name__]
+    assert {*_counterparts(config)} <= {*FAMILIES}
+
+
+def test_gguf_that_transformers_passes_over_is_refused(tokenizer, tmp_path, monkeypatch):
+    save_as_ours("llama", tokenizer, tmp_path / "biased", attention_bias=True)
+    with pytest.raises(ValueError, match="passes over blk.0.attn_k.bias, .*; install llama-cpp-python|--no-verify"):
+        export(tmp_path / "biased", "gguf", tmp_path / "model.gguf")
+    export(tmp_path / "biased", "gguf", tmp_path / "model.gguf", verify=False)
+    with pytest.raises(ValueError, match=r"model.gguf: transformers passes over blk.0.attn_\w+.bias"):
+        convert_folder(tmp_path / "model.gguf", tmp_path / "new")
+    (tmp_path / "model.gguf").unlink()
+    save_as_ours("llama", tokenizer, tmp_path / "ours")
+    for write, said in (
+        (lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR), "rope.scaling.type=linear"),
+        (lambda writer: writer.add_sliding_window(4), "attention.sliding_window=4"),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(gguf.GGUFWriter, "add_vocab_size", lambda writer, size, write=write: write(writer))
+            export(tmp_path / "ours", "gguf", tmp_path / "model.gguf", verify=False)
+        with pytest.raises(ValueError, match=f"model.gguf: transformers passes over {said}"):
+            convert_folder(tmp_path / "model.gguf", tmp_path / "new")
+        (tmp_path / "model.gguf").unlink()
     assert not (tmp_path / "new").exists()
 
 

@@ -360,6 +360,18 @@ def test_parts_in_training_and_quantised_layers_are_refused():
                 call(ids, max_new_tokens=2)
 
 
+def test_layers_that_no_graph_can_have_are_refused():
+    class Branching(torch.nn.Linear):
+        def forward(self, input):
+            return super().forward(input) if input.sum() > 0 else super().forward(input)
+
+    model = tiny.model(ScratchDecoderForCausalLM)
+    old = model.model.layers[0].mlp.down_proj
+    model.model.layers[0].mlp.down_proj = Branching(old.in_features, old.out_features, bias=old.bias is not None)
+    with pytest.raises(ValueError, match="ScratchDecoderForCausalLM cannot be one graph: .*branching"):
+        CompiledDecoding("eager").greedy(model, tiny.tokens(40, 1, 5), max_new_tokens=2)
+
+
 def test_native_models_and_inputs_that_it_does_not_read_are_refused():
     sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
     llama = LlamaForCausalLM(LlamaConfig(vocab_size=40, hidden_size=16, intermediate_size=16, **sizes)).eval()

@@ -317,7 +317,8 @@ def _stream(kind: tuple[str, bool], files: Sequence[Path], sample_by: str, skip:
 
 def _hub(data: Data, split: str, role: str) -> Dataset | IterableDataset:
     streaming = data.streaming and role == "train"
-    if data.path.startswith((".", "/", "~")) or data.path.count("/") != 1:
+    owner, _, name = data.path.partition("/")
+    if owner in ("", ".", "..", "~") or not name or "/" in name or Path(owner).is_dir():
         raise RecipeError(f"data.path: no file or folder {data.path!r} here; a dataset on the Hub is owner/name")
     try:
         return load_dataset(data.path, data.name, split=split, revision=data.revision, streaming=streaming)

@@ -3,6 +3,7 @@
 import codecs
 import glob
 import mimetypes
+import os
 import re
 import unicodedata
 from collections import Counter
@@ -91,11 +92,11 @@ def survey(path: str, objective: str, columns: Sequence[str] = ()) -> Survey:
     """
     found = Survey({"path": path})
     try:
-        where = Path(possible_path(path))
+        where = Path(path := os.path.expanduser(possible_path(path)))
     except ValueError as error:
         raise RecipeError(f"--data: {error}") from error
-    if not path or not where.exists():
-        raise RecipeError(f"--data: {path or 'nothing'} is not there; give a file or a folder of text")
+    if not where.exists():
+        raise RecipeError(f"--data: {path} is not there; give a file or a folder of text")
     names = COLUMNS[objective]
     if columns and len(columns) != len(names):
         raise RecipeError(f"--columns: {objective} needs {len(names)}, {' and '.join(names)}; got {' '.join(columns)}")
@@ -242,7 +243,7 @@ def _columns(rows: Columns, names: Sequence[str], asked: Sequence[str]) -> dict[
         return dict(zip(names, asked or names, strict=True))
     if len(lengths) < len(names) or (len(names) > 1 and len(lengths) > len(names)):
         there = ", ".join(lengths) or "none"
-        raise RecipeError(f"--columns: name the {len(names)} that hold {' and '.join(names)}; there is text in {there}")
+        raise RecipeError(f"--columns: name what holds {' and '.join(names)}; there is text in {there}")
     chosen = sorted(lengths, key=lambda name: -lengths[name])[: len(names)]
     return dict(zip(names, sorted(chosen, key=list(rows).index), strict=True))
 

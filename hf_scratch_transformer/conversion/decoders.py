@@ -338,7 +338,7 @@ SMOLLM3 = like_llama(
 ROPE_OF_KINDS = Field(
     "rope_parameters",
     "rope_parameters",
-    back=lambda rope, _: rope if set(rope) <= set(LAYER_TYPES) else dict.fromkeys(LAYER_TYPES, rope),
+    back=lambda rope, _: rope if rope is None or set(rope) <= set(LAYER_TYPES) else dict.fromkeys(LAYER_TYPES, rope),
 )
 
 # Norms of what the sub-layers compute: OLMo 2 and 3 (OLMo Team, 2025), EXAONE 4 (LG AI Research, 2025)
@@ -756,8 +756,8 @@ def rope_of(turned: int, theirs: Mapping[str, Any]) -> dict[str, Any]:
     return {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": factor}
 
 
-def turned_of(rope: Mapping[str, Any], ours: Mapping[str, Any]) -> int:
-    if (rope["rope_type"], rope["rope_theta"]) != ("default", 10000.0):
+def turned_of(rope: Mapping[str, Any] | None, ours: Mapping[str, Any]) -> int:
+    if rope is None or (rope["rope_type"], rope["rope_theta"]) != ("default", 10000.0):
         raise KeyError({"rope_type": "default", "rope_theta": 10000.0})
     return rotary_dim(ours["head_dim"], dict(rope))
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import importlib.util
 import json
 import os
 import shutil
@@ -326,9 +327,11 @@ def _opened(source: str | os.PathLike[str]) -> Iterator[tuple[Path, PreTrainedCo
     path = Path(source)
     if path.suffix == ".gguf" and path.is_file():
         with tempfile.TemporaryDirectory() as unpacked:
-            with reading(path):
-                from .gguf import open_gguf  # of a package that need not be there
+            if importlib.util.find_spec("gguf") is None:
+                raise ValueError(f"{path}: to be read, it needs gguf: pip install gguf")
+            from .gguf import open_gguf
 
+            with reading(path):
                 model, found = open_gguf(path)
             if missing := sorted(found["missing_keys"]):  # which transformers draws at random
                 raise ValueError(f"{path}: {len(missing)} weights are missing: {in_short(missing)}")

@@ -18,6 +18,7 @@ from ..stack_scratch import ScratchPreTrainedModel
 from ..tokenization import WORDS
 from .comparison import NEW, PROMPT, Comparison, compare, follow, greedily, row_by_row
 from .folders import IN_SINGLE, Saved, convert_to
+from .weights import in_short
 
 GgufConfig = getattr(transformers, "GgufConfig", None)
 
@@ -93,15 +94,43 @@ def read_back(saved: Saved, model: ScratchPreTrainedModel, new: Path) -> Compari
 
 def open_gguf(path: Path, **options: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
     """A file as transformers reads it, and what it missed there. Heads are as wide as the file says, which transformers
-    passes over in one of Qwen3."""
+    passes over in one of Qwen3.
+
+    Raises:
+        ValueError: on tensors and settings that it passes over, without which the model would compute something else.
+    """
     file = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
-    config = AutoConfig.from_pretrained(**file)
-    fields = gguf.GGUFReader(path).fields
-    if (width := fields.get(f"{fields['general.architecture'].contents()}.attention.key_length")) is not None:
-        config.head_dim = width.contents()
+    config: Any = AutoConfig.from_pretrained(**file)
+    reader = gguf.GGUFReader(path)
+    name = reader.fields["general.architecture"].contents()
+    said = {key.removeprefix(f"{name}."): field.contents() for key, field in reader.fields.items()}
+    if hasattr(config, "head_dim") and "attention.key_length" in said:
+        config.head_dim = said["attention.key_length"]
     # Newer versions of transformers would keep the blocks of the file as they are.
     whole = {"quantization_config": GgufConfig(dequantize=True)} if GgufConfig is not None else {}
-    return AutoModelForCausalLM.from_pretrained(**file, config=config, **whole, **options, output_loading_info=True)
+    read, found = AutoModelForCausalLM.from_pretrained(
+        **file, config=config, **whole, **options, output_loading_info=True
+    )
+    (architecture,) = (each for each, called in gguf.MODEL_ARCH_NAMES.items() if called == name)
+    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
+    taken = {names.get_name(each, try_suffixes=(".weight", ".bias")) for each in read.state_dict()}
+    passed = [each.name for each in reader.tensors if each.name not in taken]
+    passed += [f"{key}={said[key]}" for key, value in _settings(config).items() if said.get(key, value) != value]
+    if passed:
+        raise ValueError(f"transformers passes over {in_short(passed)}")
+    return read, found
+
+
+def _settings(config: Any) -> dict[str, Any]:
+    """What a file may say that transformers does not read for every architecture, as the model that it made has it."""
+    rope = getattr(config, "rope_parameters", None)
+    settings = {"attention.sliding_window": getattr(config, "sliding_window", None)}
+    if rope is not None and "rope_type" in rope:
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        kind = rope["rope_type"]
+        settings |= {"attention.value_length": width, "rope.dimension_count": rotary_dim(width, rope)}
+        settings["rope.scaling.type"] = "none" if kind == "default" else kind
+    return settings
 
 
 def _native(model: Any) -> tuple[str, PreTrainedModel]:

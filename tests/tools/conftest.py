@@ -98,5 +98,5 @@ def whole_folder(config):
     """The folder whose tests were run, all of them; else none has a record of it."""
     folder = Path(config.args[0]) if config.args else None
     is_group = folder is not None and folder.resolve().parent == Path(__file__).resolve().parent
-    is_whole = not (config.option.keyword or config.option.collectonly or config.option.lf)
+    is_whole = not (config.option.keyword or config.option.collectonly or getattr(config.option, "lf", False))
     return folder if is_group and is_whole else None

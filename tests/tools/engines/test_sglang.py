@@ -16,8 +16,13 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from hf_scratch_transformer import ScratchDecoderForCausalLM
 from tests import tiny
 
-PACKAGE, VERSION = "sglang", "not run"
-STYLES = {"colwise", "colwise_rep", "rowwise", "rowwise_rep", "replicate"}
+PACKAGE, VERSION = "sglang", "0.5.23, not run"
+# Those of a plan that it knows, and what they are to it; every entry must have one, also of what is no matrix.
+STYLES = {"colwise": "colwise", "rowwise": "rowwise"} | dict.fromkeys(
+    ("replicate", "embedding_rowwise", "replicated_with_grad_allreduce"), "replicate"
+)
+PARTED = {"q_proj": "colwise", "k_proj": "colwise", "v_proj": "colwise", "o_proj": "rowwise", "down_proj": "rowwise"}
+PARTED |= {"gate_proj": "colwise", "up_proj": "colwise"}
 LENGTHS = [4, 6]
 DECODERS = {
     "llama": {"hidden_act": "swiglu", "norm_type": "rms_norm", "position_embedding_type": "rotary"},
@@ -68,13 +73,13 @@ def without_memory():
         nn.Module.register_parameter = register
 
 
-def replaced(module: nn.Module, plan: dict[str, str], prefix: str = "") -> set[str]:
-    """Put its own matrices and norms in; the styles of those that the plan parts."""
-    styles = set()
+def replaced(module: nn.Module, plan: dict[str, str], prefix: str = "") -> dict[str, str]:
+    """Put its own matrices and norms in; how each matrix is parted."""
+    styles: dict[str, str] = {}
     for name, child in list(module.named_children()):
         path = f"{prefix}{name}"
         if isinstance(child, nn.Linear):
-            styles.add(next((style for pattern, style in plan.items() if re.match(pattern, path)), "replicate"))
+            styles[path] = next((style for pattern, style in plan.items() if re.match(pattern, path)), "replicate")
             setattr(module, name, Matrix(child))
         elif type(child).__name__.endswith("RMSNorm"):
             setattr(module, name, Norm(child))
@@ -85,7 +90,7 @@ def replaced(module: nn.Module, plan: dict[str, str], prefix: str = "") -> set[s
 
 @pytest.mark.parametrize("kind", DECODERS)
 def test_decoder(kind, tmp_path, monkeypatch):
-    """its way from a folder, written out: without memory, own matrices and norms; logits of two requests = ours"""
+    """its way to a model, written out: without memory, own matrices and norms; logits of two requests = ours"""
     ours = tiny.model(ScratchDecoderForCausalLM, **DECODERS[kind])
     ours.save_pretrained(tmp_path)
     config = AutoConfig.from_pretrained(tmp_path, trust_remote_code=True)
@@ -95,7 +100,9 @@ def test_decoder(kind, tmp_path, monkeypatch):
     with without_memory():
         model = AutoModel.from_config(config, dtype=torch.float32, trust_remote_code=True)
     assert all(getattr(each, "is_causal", True) for each in model.modules())
-    assert replaced(model, config.base_model_tp_plan) <= STYLES
+    plan = {pattern.removeprefix("model."): STYLES[style] for pattern, style in model.tp_plan.items()}
+    styles = replaced(model, plan)
+    assert styles and all(style == PARTED[name.split(".")[-1]] for name, style in styles.items())
     model.set_input_embeddings(nn.Embedding(config.vocab_size, config.hidden_size, device="meta"))
     weights = load_file(tmp_path / "model.safetensors")
     head = weights.pop("lm_head.weight", None)
