@@ -369,7 +369,7 @@ def test_layers_that_no_graph_can_have_are_refused():
     old = model.model.layers[0].mlp.down_proj
     model.model.layers[0].mlp.down_proj = Branching(old.in_features, old.out_features, bias=old.bias is not None)
     with pytest.raises(ValueError, match="ScratchDecoderForCausalLM cannot be one graph: .*branching"):
-        CompiledDecoding("eager").greedy(model, tiny.tokens(40, 1, 5), max_new_tokens=2)
+        CompiledDecoding("eager").greedy(model.eval(), tiny.tokens(40, 1, 5), max_new_tokens=2)
 
 
 def test_native_models_and_inputs_that_it_does_not_read_are_refused():
