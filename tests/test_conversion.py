@@ -1229,6 +1229,13 @@ def test_what_else_it_can_become_is_asked_of_every_family(model_class, positions
     assert {*_counterparts(config)} <= {*FAMILIES}
 
 
+def test_an_encoder_without_types_of_tokens_is_no_bert(tmp_path, capsys):
+    convert_from(native("distilbert")).save_pretrained(tmp_path / "ours")
+    assert cli.main(["export", str(tmp_path / "ours"), str(tmp_path / "new"), "--to", "bert"]) == 2
+    said = capsys.readouterr().err
+    assert "type_vocab_size=0 must be one of 1, 2" in said and "it can become distilbert" in said
+
+
 def test_gguf_that_transformers_passes_over_is_refused(tokenizer, tmp_path, monkeypatch):
     save_as_ours("llama", tokenizer, tmp_path / "biased", attention_bias=True)
     with pytest.raises(ValueError, match="passes over blk.0.attn_k.bias, .*; install llama-cpp-python|--no-verify"):
@@ -1240,6 +1247,8 @@ def test_gguf_that_transformers_passes_over_is_refused(tokenizer, tmp_path, monk
     save_as_ours("llama", tokenizer, tmp_path / "ours")
     for write, said in (
         (lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR), "rope.scaling.type=linear"),
+        (lambda writer: writer.add_rope_scaling_factor(4.0), "rope.scaling.factor=4.0"),
+        (lambda writer: writer.add_causal_attention(False), "attention.causal=False"),
         (lambda writer: writer.add_sliding_window(4), "attention.sliding_window=4"),
     ):
         with monkeypatch.context() as patched:

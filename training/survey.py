@@ -90,11 +90,11 @@ def survey(path: str, objective: str, columns: Sequence[str] = ()) -> Survey:
 
     Raises RecipeError when there is none, or it cannot be seen which of the columns are meant.
     """
-    found = Survey({"path": path})
     try:
         where = Path(path := os.path.expanduser(possible_path(path)))
     except ValueError as error:
         raise RecipeError(f"--data: {error}") from error
+    found = Survey({"path": path})
     if not where.exists():
         raise RecipeError(f"--data: {path} is not there; give a file or a folder of text")
     names = COLUMNS[objective]

@@ -75,7 +75,15 @@ BERT_SIZES = same(
     Field("hidden_dropout_prob", "dropout"),
     Field("attention_probs_dropout_prob", "attention_dropout"),
 )
-BERT_FIELDS = BERT_SIZES + same("type_vocab_size", "classifier_dropout")
+
+
+def types_of(count: int, _: Mapping[str, Any]) -> int:
+    if count < 1:  # they add the type of every token
+        raise KeyError(1, 2)
+    return count
+
+
+BERT_FIELDS = (*BERT_SIZES, Field("type_vocab_size", "type_vocab_size", back=types_of), *same("classifier_dropout"))
 POOLER_OR_NONE = {"pooler_act": OneOf(["tanh", None])}  # BertModel(config, add_pooling_layer=False) has none
 
 BERT = Family(

@@ -37,7 +37,9 @@ FORMS = {  # by native architecture; a model is stored as the first that it can 
     "llama": Form("LLAMA", neighbours=True, fixed={**SILU, "mlp_bias": False}),
     "qwen2": Form("QWEN2", fixed=SILU),
     "qwen3": Form("QWEN3", fixed=SILU),
-    "starcoder2": Form("STARCODER2", fixed={"hidden_act": "gelu_pytorch_tanh", "use_bias": True}),
+    "starcoder2": Form(
+        "STARCODER2", fixed={"hidden_act": "gelu_pytorch_tanh", "use_bias": True, "sliding_window": None}
+    ),
     "nemotron": Form("NEMOTRON", one_plus=True, fixed={"hidden_act": "relu2"}),
 }
 FILE_TYPES = {torch.float32: "ALL_F32", torch.float16: "MOSTLY_F16", torch.bfloat16: "MOSTLY_BF16"}
@@ -124,8 +126,10 @@ def open_gguf(path: Path, **options: Any) -> tuple[PreTrainedModel, dict[str, An
 def _settings(config: Any) -> dict[str, Any]:
     """What a file may say that transformers does not read for every architecture, as the model that it made has it."""
     rope = getattr(config, "rope_parameters", None)
-    settings = {"attention.sliding_window": getattr(config, "sliding_window", None)}
+    settings = {"attention.sliding_window": getattr(config, "sliding_window", None), "attention.causal": True}
     if rope is not None and "rope_type" in rope:
+        settings |= dict.fromkeys(("rope.scaling.factor", "rope.scale_linear"), rope.get("factor", 1.0))
+        settings["rope.scaling.attn_factor"] = rope.get("attention_factor") or 1.0
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         kind = rope["rope_type"]
         settings |= {"attention.value_length": width, "rope.dimension_count": rotary_dim(width, rope)}
