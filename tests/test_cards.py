@@ -58,6 +58,15 @@ def last(run, event):
     return next(line for line in reversed(metrics.read(run / "metrics.jsonl")) if line["event"] == event)
 
 
+def test_a_card_says_of_which_split_its_scores_are(card):
+    assert "| on the test | mean |" in (card / "README.md").read_text(encoding="utf-8")
+    for log in cards.logs(card):
+        lines = [line for line in log.read_text(encoding="utf-8").splitlines(True) if '"event": "test"' not in line]
+        log.write_text("".join(lines), encoding="utf-8")
+    cards._write_spread(card)
+    assert "| on validation | mean |" in (card / "README.md").read_text(encoding="utf-8")
+
+
 def test_the_card_of_another_recipe_has_none_of_its_seeds(trained, card):
     recipe = trained / "recipe.yaml"
     words = ["--seed=4", f"--model_card={card}", "--optimisation.max_steps=5"]

@@ -161,7 +161,8 @@ def _write_spread(folder: Path) -> None:
         names = [name for name in found[0] if all(name in each for each in found) and name != "corpus"]
         rows = [(name, [each[name] for each in found]) for name in names]
         lines = [f"| {name} | {statistics.mean(v):.5g} | {statistics.stdev(v):.2g} |" for name, v in rows]
-        head = ["| on the test | mean | standard deviation |", "| --- | --- | --- |"]
+        split = "the test" if any(line["event"] == "test" for line in read(logs(folder)[0])) else "validation"
+        head = [f"| on {split} | mean | standard deviation |", "| --- | --- | --- |"]
         section = "\n".join(["<!-- seeds -->", f"## {len(found)} seeds", "", *head, *lines, "<!-- end -->", "", ""])
         start = re.search(r"^## (Training|Recipe)$|\Z", card, re.MULTILINE)
         card = card[: start.start()] + section + card[start.start() :] if start else card
