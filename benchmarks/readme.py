@@ -32,7 +32,7 @@ import yaml
 
 from hf_scratch_transformer.files import write_text
 from training import metrics
-from training.cards import logs
+from training.cards import logs, outcome
 
 from . import ablations, deployment, scale, texts
 from .gpu import read_record
@@ -164,19 +164,19 @@ def task_row(
     ]
 
 
-def last(path: Path, event: str, name: str) -> dict[str, Any]:
-    """The last event of a kind in a run's records. Raises ValueError where there is none, or none that has the name."""
-    found: dict[str, Any] = next((line for line in reversed(metrics.read(path)) if line["event"] == event), {})
-    if found.get(name) is None:
-        raise ValueError(f"README.md: {path} has no {name} of event {event}")
-    return found
+def scored(log: Path, score: str) -> float:
+    """A score of the test, or else of the last evaluation. Raises ValueError where there is none."""
+    found = outcome(log).get(score)
+    if found is None:
+        raise ValueError(f"README.md: {log} has no {score}")
+    return float(found)
 
 
 def over_seeds(card: Path, score: str) -> str:
-    """`97.5 ± 0.3 over 3 seeds`: the score of the test. Raises ValueError where a run was not tested."""
+    """`97.5 ± 0.3 over 3 seeds`. Raises ValueError where a run has no such score."""
     senses = [json.loads(path.read_text(encoding="utf-8"))["mean"] for path in sorted(card.glob("senses*.json"))]
     values = [each[score] for each in senses if score in each]
-    values = values or [last(path, "test", score)[score] for path in logs(card)]
+    values = values or [scored(path, score) for path in logs(card)]
     if len(values) == 1 or not (spread := statistics.stdev(values)):
         return f"{statistics.mean(values):.4g}, " + ("one seed" if len(values) == 1 else f"{len(values)} seeds alike")
     decimals = max(0, 1 - math.floor(math.log10(spread)))  # two digits of the spread

@@ -82,7 +82,7 @@ def test_a_score_is_the_mean_over_seeds(tmp_path: Path) -> None:
     card = tmp_path / "model_cards/it"
     card.mkdir(parents=True)
     text = "It has <!-- seeds: it bleu -->?<!-- end --> BLEU."
-    with pytest.raises(ValueError, match="has no bleu of event test"):
+    with pytest.raises(ValueError, match="a run that has not been measured"):
         readme.filled(text, tmp_path)
     for name, value in {"metrics": 30.0, "seed-2": 31.0, "seed-3": 35.0}.items():
         lines = [
@@ -93,6 +93,11 @@ def test_a_score_is_the_mean_over_seeds(tmp_path: Path) -> None:
     for path in card.glob("seed-*"):
         path.unlink()
     assert "-->30, one seed<!--" in readme.filled(text, tmp_path)
+    ended = [{"event": "evaluation", "step": 1, "bleu": 28.0}, {"event": "finished", "step": 1}]
+    (card / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in ended))
+    assert "-->28, one seed<!--" in readme.filled(text, tmp_path)  # of a recipe without a test
+    with pytest.raises(ValueError, match="metrics.jsonl has no chrf"):
+        readme.filled(text.replace("bleu", "chrf"), tmp_path)
 
 
 def test_a_task_has_its_budget_what_came_of_it_and_what_that_took(tmp_path: Path) -> None:
@@ -118,7 +123,7 @@ def test_a_task_has_its_budget_what_came_of_it_and_what_that_took(tmp_path: Path
         (card.parent / "other" / name).write_text(json.dumps({"mean": {"macro_f1": score}}))
     assert "| 81.0 ± 1.4 over 2 seeds | - |" in readme.filled(empty, tmp_path)
     (card / "metrics.jsonl").write_text(json.dumps(finished) + "\n")
-    with pytest.raises(ValueError, match="metrics.jsonl has no bleu of event test"):
+    with pytest.raises(ValueError, match="metrics.jsonl: a run that has not been measured"):
         readme.filled(empty, tmp_path)
 
 
