@@ -1229,6 +1229,14 @@ def test_what_else_it_can_become_is_asked_of_every_family(model_class, positions
     assert {*_counterparts(config)} <= {*FAMILIES}
 
 
+def test_gguf_of_a_tied_nemotron_has_the_head_that_llama_cpp_wants(tokenizer, tmp_path):
+    ours = save_as_ours("nemotron", tokenizer, tmp_path / "ours", tie_word_embeddings=True)
+    assert cli.main(["export", str(tmp_path / "ours"), str(tmp_path / "model.gguf"), "--to", "gguf"]) == 0
+    assert "output.weight" in {each.name for each in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
+    again = convert_from(tmp_path / "model.gguf")
+    assert_close(again.lm_head.weight, ours.model.embeddings.word_embeddings.weight)
+
+
 def test_an_encoder_without_types_of_tokens_is_no_bert(tmp_path, capsys):
     convert_from(native("distilbert")).save_pretrained(tmp_path / "ours")
     assert cli.main(["export", str(tmp_path / "ours"), str(tmp_path / "new"), "--to", "bert"]) == 2

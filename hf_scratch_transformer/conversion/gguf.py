@@ -29,6 +29,7 @@ class Form(NamedTuple):
     name: str  # of llama.cpp's architecture
     neighbours: bool = False  # what is turned together stands together
     one_plus: bool = False  # norms are stored with the one that theirs leave out
+    head_apart: bool = False  # llama.cpp opens no file without a head, though it be the table again
     fixed: Mapping[str, Any] = {}  # what its files do not say, since it is always so
 
 
@@ -40,7 +41,7 @@ FORMS = {  # by native architecture; a model is stored as the first that it can 
     "starcoder2": Form(
         "STARCODER2", fixed={"hidden_act": "gelu_pytorch_tanh", "use_bias": True, "sliding_window": None}
     ),
-    "nemotron": Form("NEMOTRON", one_plus=True, fixed={"hidden_act": "relu2"}),
+    "nemotron": Form("NEMOTRON", one_plus=True, head_apart=True, fixed={"hidden_act": "relu2"}),
 }
 FILE_TYPES = {torch.float32: "ALL_F32", torch.float16: "MOSTLY_F16", torch.bfloat16: "MOSTLY_BF16"}
 
@@ -221,7 +222,7 @@ def _add_parameters(writer: Any, model: PreTrainedModel, form: Form) -> None:
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[form.name], config.num_hidden_layers)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for name, tensor in model.state_dict().items():
-        if name in model.all_tied_weights_keys:
+        if name in model.all_tied_weights_keys and not form.head_apart:
             continue
         if form.neighbours and (count := heads.get(name.split(".")[-2])):
             tensor = tensor.unflatten(0, (count, 2, -1)).transpose(1, 2).flatten(0, 2)
