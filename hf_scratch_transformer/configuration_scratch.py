@@ -360,10 +360,13 @@ class ScratchConfig(PreTrainedConfig):
                 if token is not None and not 0 <= token < limit:
                     yield f"{name}={tokens} must lie within the vocabulary, 0 to {limit - 1}"
 
-    def _keep_kind(self, kinds: str, depth: Any) -> None:
-        """Blocks of one kind stay of that kind when there are more or fewer of them."""
-        if {*(getattr(self, kinds, None) or ())} == {"full_attention"} and isinstance(depth, int):
-            setattr(self, kinds, ["full_attention"] * depth)
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        kinds = self.attribute_map.get(name, name).removeprefix("num_hidden_").replace("layers", "layer_types")
+        # Blocks of the usual kind stay so when there are more or fewer of them.
+        is_depth = kinds.endswith("layer_types") and isinstance(value, int)
+        if is_depth and {*(getattr(self, kinds, None) or ())} == {"full_attention"}:
+            super().__setattr__(kinds, ["full_attention"] * value)
 
     def _errors_of_kinds(self, depths: dict[str, str]) -> Iterator[str]:
         """`depths`: fields with an entry for each block, and the fields that say how many there are."""
@@ -406,11 +409,6 @@ class ScratchStackConfig(ScratchConfig):
         if all(self.no_rope_layers or ()):  # one way to say it
             self.no_rope_layers = None
         super().__post_init__(**kwargs)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
-        if name == "num_hidden_layers":
-            self._keep_kind("layer_types", value)
 
     def _errors(self) -> Iterator[str]:
         yield from super()._errors()
@@ -507,9 +505,6 @@ class ScratchSeq2SeqConfig(ScratchConfig):
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        name = self.attribute_map.get(name, name)
-        if name in ("encoder_layers", "decoder_layers"):
-            self._keep_kind(name.replace("layers", "layer_types"), value)
         if name == "vocab_size" and self.share_encoder_decoder_embeddings:  # one table: resizing it resizes both sides
             self.decoder_vocab_size = value
 

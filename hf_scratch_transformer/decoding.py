@@ -474,22 +474,27 @@ def refuse(model: PreTrainedModel, max_length: int, problems: dict[str, bool], s
             ),
         }
     modules = [*model.modules()]
-    quantised = {module for module in modules if type(module).__module__.startswith("torch.ao.nn.quantized")}
     problems |= {
         f"{model.device} must be cpu: elsewhere, generate compiles with cache_implementation='static'": (
             model.device.type != "cpu"
         ),
-        "layers quantised by torch.ao: a graph cannot read their weights": bool(quantised),
-        f"{type(model).__name__}, or a part of it, is in training: call eval()": any(
-            module.training
-            for module in modules
-            if module not in quantised  # which always say so
+        "layers quantised by torch.ao: a graph cannot read their weights": any(
+            type(module).__module__.startswith("torch.ao.nn.quantized") for module in modules
+        ),
+        f"{type(model).__name__}, or a part of it, is in training: call eval()": (
+            model.training or any(map(drops, modules))
         ),
         "autocast: load the model in the precision to compute in": torch.is_autocast_enabled("cpu"),
         "no C++ compiler was found: install g++, or set CXX": shutil.which(os.environ.get("CXX", "g++")) is None,
     }
     if said := [problem for problem, is_there in problems.items() if is_there]:
         raise ValueError(f"CompiledDecoding: {'; '.join(said)}")
+
+
+def drops(module: torch.nn.Module) -> bool:
+    """Whether it leaves out some of what it is given, at random."""
+    rates = getattr(module, "p", 0), getattr(getattr(module, "config", None), "attention_dropout", 0)
+    return module.training and any(rates)
 
 
 def unread(model: PreTrainedModel, generation_config: Any, given: dict[str, Any]) -> dict[str, bool]:

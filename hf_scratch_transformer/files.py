@@ -60,10 +60,8 @@ def reading(source: str | os.PathLike[str]) -> Iterator[None]:
 def possible_path(text: str) -> str:
     """What names a file or a folder, or an id on the Hub, as it is; there need be nothing of that name.
 
-    Raises ValueError for what no file can be called: empty, with a zero byte, too long, in the home of an unknown user.
+    Raises ValueError for what no file can be called: with a zero byte, too long, in the home of an unknown user.
     """
-    if not text:
-        raise ValueError("'' is no path: it is empty")
     try:
         Path(text).expanduser().lstat()
     except (ValueError, RuntimeError) as error:

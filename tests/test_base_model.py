@@ -205,7 +205,7 @@ def test_a_damaged_model_is_not_gone_on_from(damage, expected, first, tmp_path, 
         (
             "causal_lm",
             ["--model.path", ""],
-            "model.path: '' is no path: it is empty",
+            "model.path: '': must be the folder of a saved model, or its id on the Hub",
         ),
         ("causal_lm", ["--model.path", "gpt-2"], "'gpt-2': must be the folder of a saved model"),
         ("causal_lm", ["--model.path", "{first}/model/config.json"], "must be the folder of a saved model"),

@@ -351,7 +351,7 @@ def test_models_and_machines_that_it_cannot_use_are_refused(monkeypatch):
 
 def test_parts_in_training_and_quantised_layers_are_refused():
     decode, ids = CompiledDecoding("eager"), tiny.tokens(40, 1, 5)
-    model = tiny.model(ScratchDecoderForCausalLM)
+    model = tiny.model(ScratchDecoderForCausalLM, dropout=0.1)
     model.model.layers[1].train()
     quantised = quantize_dynamic(tiny.model(ScratchDecoderForCausalLM), {torch.nn.Linear})
     for refused, said in ((model, "or a part of it, is in training"), (quantised, "layers quantised by torch.ao")):

@@ -184,7 +184,7 @@ def test_what_cannot_be_is_named(files, objective, columns, said, tmp_path):
 def test_what_is_not_there_is_named(tmp_path):
     with pytest.raises(RecipeError, match="--data: .*nowhere is not there"):
         survey(str(tmp_path / "nowhere"), "causal_lm")
-    for name, said in (("", "is no path"), ("x" * 5000, "is no path")):
+    for name, said in (("", "nothing is not there"), ("x" * 5000, "is no path")):
         with pytest.raises(RecipeError, match=f"--data: .*{said}"):
             survey(name, "causal_lm")
 

@@ -24,7 +24,7 @@ SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_to
 def located(source: str) -> str:
     """A folder, with the home folder in its place, or an id on the Hub. Raises ValueError for what cannot be either."""
     path = Path(possible_path(source)).expanduser()
-    if source in PRESETS or path.is_file():
+    if not source or source in PRESETS or path.is_file():
         raise ValueError(f"{source!r}: must be the folder of a saved model, or its id on the Hub")
     return str(path) if source.startswith("~") else source
 

@@ -95,8 +95,8 @@ def survey(path: str, objective: str, columns: Sequence[str] = ()) -> Survey:
     except ValueError as error:
         raise RecipeError(f"--data: {error}") from error
     found = Survey({"path": path})
-    if not where.exists():
-        raise RecipeError(f"--data: {path} is not there; give a file or a folder of text")
+    if not path or not where.exists():
+        raise RecipeError(f"--data: {path or 'nothing'} is not there; give a file or a folder of text")
     names = COLUMNS[objective]
     if columns and len(columns) != len(names):
         raise RecipeError(f"--columns: {objective} needs {len(names)}, {' and '.join(names)}; got {' '.join(columns)}")
