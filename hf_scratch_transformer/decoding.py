@@ -321,12 +321,18 @@ def tensors_of(inputs: Inputs) -> list[Tensor]:
     return [each for each in found if isinstance(each, Tensor)]
 
 
+def modules_of(model: PreTrainedModel) -> list[Any]:
+    """All of them, in half the time that torch's own walk takes: they are looked at in every call."""
+    modules: list[Any] = [model]
+    for module in modules:  # which grows
+        modules.extend(each for each in module._modules.values() if each is not None)
+    return modules
+
+
 def identity(model: PreTrainedModel) -> Identity:
     """What a graph of a model was made of. Other weights may stand in their place since, as after
     `load_state_dict(assign=True)`."""
-    modules: list[Any] = [model]
-    for module in modules:  # which grows; `parameters` takes four times as long
-        modules.extend(each for each in module._modules.values() if each is not None)
+    modules = modules_of(model)
     weights = tuple(id(weight) for module in modules for weight in module._parameters.values())
     # Names of PEFT's own: which adapters are added, or merged, or off.
     names = ("_disable_adapters", "_active_adapter", "merged_adapters")
@@ -473,7 +479,7 @@ def refuse(model: PreTrainedModel, max_length: int, problems: dict[str, bool], s
                 "sliding_attention" in stack.layer_types
             ),
         }
-    modules = [*model.modules()]
+    modules = modules_of(model)
     problems |= {
         f"{model.device} must be cpu: elsewhere, generate compiles with cache_implementation='static'": (
             model.device.type != "cpu"
@@ -493,8 +499,9 @@ def refuse(model: PreTrainedModel, max_length: int, problems: dict[str, bool], s
 
 def drops(module: torch.nn.Module) -> bool:
     """Whether it leaves out some of what it is given, at random."""
-    rates = getattr(module, "p", 0), getattr(getattr(module, "config", None), "attention_dropout", 0)
-    return module.training and any(rates)
+    if not module.training:  # as all are, mostly
+        return False
+    return bool(getattr(module, "p", 0) or getattr(getattr(module, "config", None), "attention_dropout", 0))
 
 
 def unread(model: PreTrainedModel, generation_config: Any, given: dict[str, Any]) -> dict[str, bool]:

@@ -151,7 +151,7 @@ def _recipe(source: str, config: PreTrainedConfig, words: Sequence[str]) -> Reci
     for key in keys:
         if key.partition(".")[0] not in KEYS:
             raise RecipeError(f"--{key}: to evaluate heeds {', '.join(KEYS)} and what is in them, as a recipe has it")
-    if not {"data", "data.path"} & {*keys}:
+    if "data.path" not in keys:
         raise RecipeError(f"--data: name what to measure {source} on: a file, a folder or a dataset on the Hub")
     saved = (config.architectures or [""])[0]
     known = {
