@@ -106,7 +106,8 @@ def open_gguf(path: Path, **options: Any) -> tuple[PreTrainedModel, dict[str, An
     config: Any = AutoConfig.from_pretrained(**file)
     reader = gguf.GGUFReader(path)
     name = reader.fields["general.architecture"].contents()
-    said = {key.removeprefix(f"{name}."): field.contents() for key, field in reader.fields.items()}
+    own = {key: field for key, field in reader.fields.items() if key.startswith(f"{name}.")}  # not the vocabulary
+    said = {key.removeprefix(f"{name}."): field.contents() for key, field in own.items()}
     if hasattr(config, "head_dim") and "attention.key_length" in said:
         config.head_dim = said["attention.key_length"]
     # Newer versions of transformers would keep the blocks of the file as they are.
