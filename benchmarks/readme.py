@@ -9,9 +9,10 @@ whole runs, comparison by comparison: a folder more there, and they have a row m
 `benchmarks.gpu`.
 
 What stands between `<!-- seeds: CARD SCORE -->` and `<!-- end -->` is the test's score of a card, mean and standard
-deviation over its seeds: its `metrics.jsonl` and those of other seeds beside it, `seed-2.jsonl` and so on, or for
-senses its `senses.json` and those. A table between `<!-- tasks -->` and `<!-- end -->` has a row for each task of
-`model_cards/tasks.yaml`: its budget, what version 0.1 reached, its card's score and what a run of that took.
+deviation over its seeds: its `metrics.jsonl` and those of other seeds beside it, `seed-2.jsonl` and so on. A table
+between `<!-- tasks -->` and `<!-- end -->` has a row for each task of `model_cards/tasks.yaml`: its budget, what version
+0.1 reached, its card's score and what a run of that took. A task whose score is `measured: NAME` after training has it
+from what `evaluate --json` printed of each seed's model, `NAME.json`, `NAME-2.json` and so on in the folder of the card.
 Between `<!-- scale: measured NAME -->` or `<!-- scale: gpus NAME -->` and `<!-- end -->` are the tables of
 docs/SCALE.md. A table between `<!-- engines: NAME ... -->` and `<!-- end -->` has the engines that ran a model, one
 between `<!-- texts: NAME ... -->` and `<!-- end -->` a row for each text, of these folders of records. One between
@@ -144,7 +145,15 @@ TASK_HEAD = ["task", "budget, FLOPs", "version 0.1", "now", "FLOPs", "parameters
 
 
 def task_row(
-    root: Path, card: str, task: str, score: str, budget: float, command: str, first: str = "-", published: str = "-"
+    root: Path,
+    card: str,
+    task: str,
+    score: str,
+    budget: float,
+    command: str,
+    first: str = "-",
+    published: str = "-",
+    measured: str = "",
 ) -> list[str]:
     """A task: what came of its card, and what the first of its seeds took as far as that was counted."""
     folder = root / "model_cards" / card
@@ -157,26 +166,30 @@ def task_row(
         f"[{task}](model_cards/{card}/README.md)",
         f"{float(budget):.2e}",
         first,
-        over_seeds(folder, score),
+        over_seeds(folder, score, measured),
         f"{flops:.2e}" if flops else "-",
         f"{parameters:,}" if parameters else "-",
         *rest,
     ]
 
 
-def scored(log: Path, score: str) -> float:
-    """A score of the test, or else of the last evaluation. Raises ValueError where there is none."""
-    found = outcome(log).get(score)
-    if found is None:
-        raise ValueError(f"README.md: {log} has no {score}")
-    return float(found)
+def scored(file: Path, score: str) -> float:
+    """A score of the test, or else of the last evaluation, by the log of a run, or a mean over words or such as
+    `evaluate --json` gives it. Raises ValueError where there is none."""
+    found = json.loads(file.read_text(encoding="utf-8")) if file.suffix == ".json" else outcome(file)
+    value = found.get("mean", found).get(score)
+    if value is None:
+        raise ValueError(f"README.md: {file} has no {score}")
+    return float(value)
 
 
-def over_seeds(card: Path, score: str) -> str:
-    """`97.5 ± 0.3 over 3 seeds`. Raises ValueError where a run has no such score."""
-    senses = [json.loads(path.read_text(encoding="utf-8"))["mean"] for path in sorted(card.glob("senses*.json"))]
-    values = [each[score] for each in senses if score in each]
-    values = values or [scored(path, score) for path in logs(card)]
+def over_seeds(card: Path, score: str, measured: str = "") -> str:
+    """`97.5 ± 0.3 over 3 seeds`, of what the runs themselves measured, or else of what `evaluate --json` said of each
+    model, in files of that name. Raises ValueError where there is no such score."""
+    files = sorted(card.glob(f"{measured}*.json")) if measured else logs(card)
+    values = [scored(file, score) for file in files]
+    if not values:
+        raise ValueError(f"README.md: there is no {card / measured}*.json")
     if len(values) == 1 or not (spread := statistics.stdev(values)):
         return f"{statistics.mean(values):.4g}, " + ("one seed" if len(values) == 1 else f"{len(values)} seeds alike")
     decimals = max(0, 1 - math.floor(math.log10(spread)))  # two digits of the spread

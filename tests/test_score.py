@@ -52,6 +52,9 @@ def test_a_run_and_its_model_have_the_same_scores(objective, tmp_path, monkeypat
     assert main(["evaluate", "run/model", *words]) == 0
     told = {k: f"{v:.4g}" for k, v in expected.items() if isinstance(v, float) and k != "seconds"}
     assert scores(capsys) == told
+    assert main(["evaluate", "run/model", "--json", *words]) == 0
+    whole = json.loads(capsys.readouterr().out)
+    assert whole and whole == {name: expected[name] for name in whole} and told.keys() <= whole.keys()
     assert contents(tmp_path) == before
     for name in {"loss", "perplexity", "bits_per_byte", "word_perplexity", "masked_accuracy"} & set(told):
         low, high = expected[f"{name}_interval"]

@@ -164,8 +164,11 @@ def target_flops(run: Run) -> float | None:
     return flops / max(targets, 1)
 
 
-def summarise(results: dict[str, Any]) -> None:
-    """The test's results, on the terminal."""
+def summarise(results: dict[str, Any], as_json: bool = False) -> None:
+    """The test's results, on the terminal, for a person or for a machine."""
+    if as_json:
+        print(json.dumps(results, indent=1))
+        return
     for name, value in results.items():
         if isinstance(value, float):
             signature, interval = (results.get(f"{name}_{what}") for what in ("signature", "interval"))

@@ -31,13 +31,15 @@ from .sections import RecipeError, override
 
 USAGE = (
     f"usage: python -m {__package__} evaluate MODEL --data PATH [--key value ...], or --senses PATH, "
-    "or --task NAME [--include_path FOLDER] [--limit N]"
+    "or --task NAME [--include_path FOLDER] [--limit N]; --json for machines"
 )
+JSON = "--json"  # as `scratch-transformer senses` has it
 KEYS = ("objective", "data", "evaluation", "optimisation", "seed")  # of a recipe, that are heeded
 
 
 def score(words: Sequence[str]) -> None:
-    """Print the scores of a model on the test split of some data, by the words of a command line.
+    """Print the scores of a model on the test split of some data, by the words of a command line; with `--json` among
+    them, as one JSON object with all that was counted.
 
     Raises RecipeError when model, data or words cannot be used.
     """
@@ -49,7 +51,7 @@ def score(words: Sequence[str]) -> None:
         if name in named:
             return measure(words)
     try:
-        recipe = _recipe(source, read_config(source), words[1:])
+        recipe = _recipe(source, read_config(source), [word for word in words[1:] if word != JSON])
         model = open_model(source, OBJECTIVES[recipe.objective].auto_model, attention=None, dtype="float32")
     except RecipeError:
         raise
@@ -73,7 +75,7 @@ def score(words: Sequence[str]) -> None:
     with onednn_products():
         values, _ = evaluation.measure(session, model.to(accelerator.device), split)
     if accelerator.is_main_process:
-        summarise(values)
+        summarise(values, as_json=JSON in words)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -102,6 +104,7 @@ def _task(words: Sequence[str]) -> None:
     parser.add_argument("--task", nargs="+", required=True)
     parser.add_argument("--include_path")
     parser.add_argument("--limit", type=int)
+    parser.add_argument(JSON, dest="as_json", action="store_true")
     asked = parser.parse_args(words)
     if importlib.util.find_spec("lm_eval") is None:
         raise RecipeError("--task needs lm_eval: pip install 'lm_eval[hf]'")
@@ -136,7 +139,7 @@ def _task(words: Sequence[str]) -> None:
             spread = values.get(f"{name}_stderr,{rest}")
             if isinstance(spread, float):
                 results[f"{task} {name}_interval"] = [value - DEVIATIONS * spread, value + DEVIATIONS * spread]
-    summarise(results)
+    summarise(results, asked.as_json)
 
 
 WRITERS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "MTModel")

@@ -105,7 +105,8 @@ def test_a_task_has_its_budget_what_came_of_it_and_what_that_took(tmp_path: Path
     card.mkdir(parents=True)
     tasks = [
         {"card": "it", "task": "captions", "score": "bleu", "budget": 9.7e13, "first": "29", "command": "make it"},
-        {"card": "other", "task": "senses", "score": "macro_f1", "budget": 1e15, "published": "90", "command": "make"},
+        {"card": "other", "task": "senses", "score": "macro_f1", "budget": 1e15, "published": "90", "command": "make"}
+        | {"measured": "senses"},
     ]
     (card.parent / "tasks.yaml").write_text(yaml.safe_dump(tasks))
     test = {"event": "test", "step": 1440, "bleu": 30.0}
@@ -119,6 +120,8 @@ def test_a_task_has_its_budget_what_came_of_it_and_what_that_took(tmp_path: Path
     assert readme.filled(text, tmp_path) == text
     (card.parent / "other").mkdir()
     (card.parent / "other" / "metrics.jsonl").write_text("")
+    with pytest.raises(ValueError, match="there is no .*other.senses"):
+        readme.filled(empty, tmp_path)
     for name, score in (("senses.json", 80.0), ("senses-2.json", 82.0)):
         (card.parent / "other" / name).write_text(json.dumps({"mean": {"macro_f1": score}}))
     assert "| 81.0 ± 1.4 over 2 seeds | - |" in readme.filled(empty, tmp_path)
