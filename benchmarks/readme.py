@@ -10,9 +10,9 @@ whole runs, comparison by comparison: a folder more there, and they have a row m
 
 What stands between `<!-- seeds: CARD SCORE -->` and `<!-- end -->` is the test's score of a card, mean and standard
 deviation over its seeds: its `metrics.jsonl` and those of other seeds beside it, `seed-2.jsonl` and so on. A table
-between `<!-- tasks -->` and `<!-- end -->` has a row for each task of `model_cards/tasks.yaml`: its budget, what version
-0.1 reached, its card's score and what a run of that took. A task whose score is `measured: NAME` after training has it
-from what `evaluate --json` printed of each seed's model, `NAME.json`, `NAME-2.json` and so on in the folder of the card.
+between `<!-- tasks -->` and `<!-- end -->` has a row for each task of `model_cards/tasks.yaml`: its budget, what
+version 0.1 reached, its card's score and what a run of that took. A task whose score is `measured: NAME` after training
+has it from what `evaluate --json` printed of each seed's model, `NAME.json`, `NAME-2.json` and so on beside the card.
 Between `<!-- scale: measured NAME -->` or `<!-- scale: gpus NAME -->` and `<!-- end -->` are the tables of
 docs/SCALE.md. A table between `<!-- engines: NAME ... -->` and `<!-- end -->` has the engines that ran a model, one
 between `<!-- texts: NAME ... -->` and `<!-- end -->` a row for each text, of these folders of records. One between

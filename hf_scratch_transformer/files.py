@@ -127,3 +127,9 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def is_repository_id(name: str) -> bool:
+    """Whether a name that is no path here can be one on the Hub, `owner/name`, rather than a path that is mistaken."""
+    owner, _, rest = name.partition("/")
+    return owner not in ("", ".", "..", "~") and rest != "" and "/" not in rest and not Path(owner).is_dir()

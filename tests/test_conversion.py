@@ -1019,7 +1019,7 @@ def test_a_head_without_counterpart_is_left_out_and_said(name, native_class, tas
         assert_close(ours(**inputs, output_hidden_states=True).hidden_states[-1], states, atol=1e-5, rtol=1e-5)
 
 
-def test_folders_that_cannot_be_converted(tmp_path):
+def test_folders_that_cannot_be_converted(tmp_path, monkeypatch):
     theirs = native("bert")
     theirs.save_pretrained(tmp_path / "native")
     convert_folder(tmp_path / "native", tmp_path / "ours")
@@ -1032,6 +1032,10 @@ def test_folders_that_cannot_be_converted(tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             convert_folder(tmp_path / source, new, family)
+    monkeypatch.chdir(tmp_path)
+    for mistaken in ("~/model", "ours/none", "owner/"):  # is not looked for on the Hub
+        with pytest.raises(ValueError, match="is neither a folder nor the id of a repository"):
+            convert_folder(mistaken, new)
     with pytest.raises(ValueError, match="is one of our models already"):
         convert_from(tmp_path / "ours")
     with pytest.raises(ValueError, match=re.escape(f"{tmp_path / 'native'} exists already: name a new folder")):

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from datasets import Dataset, IterableDataset, load_dataset
 
+from hf_scratch_transformer.files import is_repository_id
+
 from .batches import Key
 from .recipe import Data
 from .sections import RecipeError, reason
@@ -317,8 +319,7 @@ def _stream(kind: tuple[str, bool], files: Sequence[Path], sample_by: str, skip:
 
 def _hub(data: Data, split: str, role: str) -> Dataset | IterableDataset:
     streaming = data.streaming and role == "train"
-    owner, _, name = data.path.partition("/")
-    if owner in ("", ".", "..", "~") or not name or "/" in name or Path(owner).is_dir():
+    if not is_repository_id(data.path):
         raise RecipeError(f"data.path: no file or folder {data.path!r} here; a dataset on the Hub is owner/name")
     try:
         return load_dataset(data.path, data.name, split=split, revision=data.revision, streaming=streaming)

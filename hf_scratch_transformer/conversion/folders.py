@@ -29,7 +29,7 @@ from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME, SAFE_WEIGHTS
 import hf_scratch_transformer
 
 from ..configuration_scratch import ScratchConfig, ScratchDecoderConfig, ScratchEncoderConfig, ScratchSeq2SeqConfig
-from ..files import making, new_folder, reading
+from ..files import is_repository_id, making, new_folder, reading
 from ..stack_scratch import ScratchPreTrainedModel
 from .comparison import Comparison, compare
 from .families import FAMILIES
@@ -350,7 +350,7 @@ def _located(source: str | os.PathLike[str]) -> Path:
     """The folder of that name, or of a download."""
     path = Path(source)
     if not path.exists():
-        if path.is_absolute() or str(source).startswith(".") or str(source).count("/") != 1:
+        if not is_repository_id(str(source)):
             raise ValueError(f"{source} is neither a folder nor the id of a repository, owner/name")
         with reading(source):
             path = Path(snapshot_download(str(source), allow_patterns=["*.json", "*.safetensors", *TOKENIZER_FILES]))
