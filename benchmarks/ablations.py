@@ -1,6 +1,7 @@
 """Ideas about a recipe, each measured alone over several seeds, beside the recipe that it changes.
 
-    python -m benchmarks ablations FILE [--only IDEA ...] [--seeds 1 ...] [--processes 2] [--key value ...]
+    python -m benchmarks ablations FILE [--only IDEA ...] [--seeds 1 ...] [--processes 2]
+        [--senses FOLDER] [--key value ...]
 
 FILE, one of `benchmarks/ablations/*.yaml`, names a recipe, the score that ideas are judged by, what all runs have in
 common (a held-out part of the training text as their test: nothing is chosen on a test set), and the ideas: what each
@@ -80,10 +81,15 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--only", nargs="+", help="these ideas (all)")
     parser.add_argument("--seeds", nargs="+", type=int, help="these seeds of the file (all)")
+    parser.add_argument(
+        "--senses", help="labelled sentences: macro_f1 of each model on those of training, one left out"
+    )
     parser.add_argument("--processes", type=int, default=1, help="at once (%(default)s)")
     arguments, overrides = parser.parse_known_args(argv)
     ablations = read(arguments.file)
     ideas = [ablations.idea(name) for name in arguments.only] if arguments.only else ablations.ideas
+    if ablations.score == "macro_f1" and arguments.senses is None:
+        raise ValueError(f"{arguments.file}: score: macro_f1 is of the senses of words; give --senses FOLDER")
     path = arguments.file.with_suffix(".json")
     record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"runs": []}
     wanted: list[dict[str, Any]] = [
@@ -97,7 +103,10 @@ def main(argv: Sequence[str]) -> None:
     about = {"commit": machine["commit"], "processor": machine["processor"], "torch": torch.__version__}
     threads = max(1, (os.cpu_count() or 1) // arguments.processes)
     with ThreadPoolExecutor(arguments.processes) as pool, tqdm(total=len(wanted), unit="run") as bar:
-        runs = [pool.submit(trained, ablations, run["changes"], run["seed"], overrides, threads) for run in wanted]
+        runs = [
+            pool.submit(trained, ablations, run["changes"], run["seed"], overrides, threads, arguments.senses)
+            for run in wanted
+        ]
         try:
             for run, done in zip(wanted, runs, strict=True):
                 result = done.result()
@@ -127,16 +136,30 @@ def read(path: Path) -> Ablations:
     return ablations
 
 
-def trained(ablations: Ablations, changes: dict[str, Any], seed: int, overrides: Sequence[str], threads: int) -> Any:
-    """What came of a run of the recipe. Raises ValueError with its last line where it fails."""
+def trained(
+    ablations: Ablations,
+    changes: dict[str, Any],
+    seed: int,
+    overrides: Sequence[str],
+    threads: int,
+    senses: str | None = None,
+) -> Any:
+    """What came of a run of the recipe, and how its model tells senses apart in the training sentences of that folder.
+    Raises ValueError with its last line where it fails."""
     with tempfile.TemporaryDirectory() as folder:
         named = ablations.common | changes | {"seed": seed, "output_dir": folder + "/run"}
         words = [word for key, value in named.items() for word in (f"--{key}", said(value))]
         whole = [sys.executable, "-m", "training", ablations.recipe, *words, *overrides]
-        ran(whole, str(changes), environment=os.environ | {"OMP_NUM_THREADS": str(threads)})
+        environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+        ran(whole, str(changes), environment=environment)
         log = Path(folder, "run", "metrics.jsonl")
         last = {line["event"]: line for line in metrics.read(log)}["finished"]
-        return outcome(log) | {name: last[name] for name in ("parameters", "targets", "step", "seconds")}
+        scores = outcome(log)
+        if senses is not None:
+            words = ["evaluate", folder + "/run/model", "--senses", senses, "--leave-one-out", "--json"]
+            told = ran([sys.executable, "-m", "training", *words], str(changes), environment=environment)
+            scores |= json.loads(told)["mean"]
+        return scores | {name: last[name] for name in ("parameters", "targets", "step", "seconds")}
 
 
 def said(value: Any) -> str:

@@ -9,7 +9,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-from hf_scratch_transformer import ScratchDecoderModel, ScratchEncoderModel, cli
+from hf_scratch_transformer import (
+    ScratchDecoderModel,
+    ScratchEncoderModel,
+    ScratchSeq2SeqForConditionalGeneration,
+    cli,
+)
 from hf_scratch_transformer.insight import senses
 from hf_scratch_transformer.insight.senses import Examples, Occurrence
 from hf_scratch_transformer.tokenization import config_fields, train_tokenizer
@@ -114,6 +119,17 @@ def test_senses_swapped_between_training_and_test_are_all_wrong(model, tokenizer
     assert (found.accuracy, found.macro_f1) == (0, 0)
 
 
+def test_training_sentences_are_told_apart_each_by_the_others(model, tokenizer) -> None:
+    train = examples().train
+    answers = senses.answers(model, tokenizer, Examples(train, []), leave_one_out=True)
+    for place, (one, answer) in enumerate(zip(train, answers, strict=True)):
+        others = Examples(train[:place] + train[place + 1 :], [one])
+        assert [answer] == senses.answers(model, tokenizer, others)
+    one_each = [(occurrence(some[0]), sense) for sense, some in SENTENCES.items()]
+    swapped = senses.answers(model, tokenizer, Examples(one_each, []), leave_one_out=True)
+    assert swapped == [sense for _, sense in reversed(one_each)], "the only one of its sense is of another"
+
+
 def test_macro_f1_by_hand() -> None:
     # a: precision 2/3, recall 2/2; b: 1/1, 1/2; c: never guessed.
     assert senses.macro_f1("aaab", "aabb") == pytest.approx((2 * (2 / 3) / (2 / 3 + 1) + 2 * 0.5 / 1.5) / 2)
@@ -206,6 +222,10 @@ def test_the_command(model, tokenizer, tmp_path: Path, capsys: pytest.CaptureFix
     assert f"macro_f1: {expected.macro_f1:.4g} (95%: {low:.4g} to {high:.4g})" in run(str(data), "--last-layers", "2")
     bare = senses.score(model, tokenizer, examples(), special_tokens=False)
     assert json.loads(run(str(data), "--no-special-tokens", "--json"))["words"]["bank"] == vars(bare)
+    told = senses.answers(model, tokenizer, examples(), leave_one_out=True)
+    left_out = senses.scored(Examples(examples().train, examples().train), told)
+    assert json.loads(run(str(data), "--leave-one-out", "--json"))["words"]["bank"] == vars(left_out)
+    assert f"training macro_f1: {left_out.macro_f1:.4g} (95%" in run(str(data), "--leave-one-out")
     with pytest.raises(ValueError, match="--last-layers 0"):
         run(str(data), "--last-layers", "0")
     with pytest.raises(ValueError, match="last_layers=9 must be at most 5, which the model has"):
@@ -219,6 +239,12 @@ def test_a_device_that_is_not_here_is_named(name: str) -> None:
     assert senses.open_device("cpu") == torch.device("cpu")
     with pytest.raises(ValueError, match=f"--device {name}: not here; there is cpu"):
         senses.open_device(name)
+
+
+def test_a_translator_has_not_one_vector_for_a_word(tokenizer, tmp_path: Path, command) -> None:
+    tiny.model(ScratchSeq2SeqForConditionalGeneration).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    assert "model reads and writes: it is encoders and decoders" in command(tmp_path / "model")
 
 
 @pytest.fixture

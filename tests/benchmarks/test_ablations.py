@@ -50,6 +50,19 @@ def test_each_idea_is_run_over_the_seeds_and_none_twice(tmp_path, monkeypatch, c
     assert "loses" in capsys.readouterr().out
 
 
+def test_models_are_asked_for_the_senses_of_words_too(tmp_path, capsys):
+    file = written(tmp_path, score="macro_f1", is_rising=True)
+    tiny_runs.write_recipe(tmp_path, "masked_lm")  # in place of the other
+    assert main(["ablations", str(file), "--only", "as it is"]) == 2
+    assert "score: macro_f1 is of the senses of words; give --senses FOLDER" in capsys.readouterr().err
+    rows = [f"one\ttrain\t{sense}\t\t{sense} one" for sense in ("two", "three") for _ in range(2)]
+    table = tmp_path / "senses.tsv"
+    table.write_text("\n".join(["word\tsplit\tsense\tposition\tsentence", *rows]))
+    assert main(["ablations", str(file), "--only", "as it is", "--seeds", "1", "--senses", str(table)]) == 0
+    (run,) = json.loads(file.with_suffix(".json").read_text())["runs"]
+    assert run["macro_f1"] == 100 and run["loss"] > 0, "sentences that are the same are of the same sense"
+
+
 def test_what_gains_less_than_the_spread_does_not_gain(tmp_path):
     file = written(tmp_path)
     (_, first), (_, second) = (({}, IDEAS["ideas"][0]), ({}, IDEAS["ideas"][1]))
