@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from huggingface_hub.utils import HFValidationError, validate_repo_id
 from safetensors import SafetensorError
 
 REASON = 600  # characters of what a library says
@@ -131,5 +132,8 @@ def remove(path: Path) -> None:
 
 def is_repository_id(name: str) -> bool:
     """Whether a name that is no path here can be one on the Hub, `owner/name`, rather than a path that is mistaken."""
-    owner, _, rest = name.partition("/")
-    return owner not in ("", ".", "..", "~") and rest != "" and "/" not in rest and not Path(owner).is_dir()
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return name.count("/") == 1 and not Path(name).parent.is_dir()

@@ -1033,7 +1033,7 @@ def test_folders_that_cannot_be_converted(tmp_path, monkeypatch):
         with pytest.raises(ValueError, match=message):
             convert_folder(tmp_path / source, new, family)
     monkeypatch.chdir(tmp_path)
-    for mistaken in ("~/model", "ours/none", "owner/"):  # is not looked for on the Hub
+    for mistaken in ("~/model", ".hidden/model", "ours/none", "owner/"):  # is not looked for on the Hub
         with pytest.raises(ValueError, match="is neither a folder nor the id of a repository"):
             convert_folder(mistaken, new)
     with pytest.raises(ValueError, match="is one of our models already"):

@@ -121,12 +121,12 @@ def test_senses_swapped_between_training_and_test_are_all_wrong(model, tokenizer
 
 def test_training_sentences_are_told_apart_each_by_the_others(model, tokenizer) -> None:
     train = examples().train
-    answers = senses.answers(model, tokenizer, Examples(train, []), leave_one_out=True)
+    answers = senses.answers(model, tokenizer, Examples(train, []).leaving_one_out())
     for place, (one, answer) in enumerate(zip(train, answers, strict=True)):
         others = Examples(train[:place] + train[place + 1 :], [one])
         assert [answer] == senses.answers(model, tokenizer, others)
     one_each = [(occurrence(some[0]), sense) for sense, some in SENTENCES.items()]
-    swapped = senses.answers(model, tokenizer, Examples(one_each, []), leave_one_out=True)
+    swapped = senses.answers(model, tokenizer, Examples(one_each, []).leaving_one_out())
     assert swapped == [sense for _, sense in reversed(one_each)], "the only one of its sense is of another"
 
 
@@ -222,8 +222,8 @@ def test_the_command(model, tokenizer, tmp_path: Path, capsys: pytest.CaptureFix
     assert f"macro_f1: {expected.macro_f1:.4g} (95%: {low:.4g} to {high:.4g})" in run(str(data), "--last-layers", "2")
     bare = senses.score(model, tokenizer, examples(), special_tokens=False)
     assert json.loads(run(str(data), "--no-special-tokens", "--json"))["words"]["bank"] == vars(bare)
-    told = senses.answers(model, tokenizer, examples(), leave_one_out=True)
-    left_out = senses.scored(Examples(examples().train, examples().train), told)
+    left_out = senses.score(model, tokenizer, examples().leaving_one_out())
+    assert left_out.test == len(examples().train)
     assert json.loads(run(str(data), "--leave-one-out", "--json"))["words"]["bank"] == vars(left_out)
     assert f"training macro_f1: {left_out.macro_f1:.4g} (95%" in run(str(data), "--leave-one-out")
     with pytest.raises(ValueError, match="--last-layers 0"):

@@ -57,6 +57,11 @@ class Examples:
 
     train: list[tuple[Occurrence, str]]
     test: list[tuple[Occurrence, str]]
+    leave_one_out: bool = False  # the test is the training sentences, each told by the other ones
+
+    def leaving_one_out(self) -> "Examples":
+        """Of the training sentences alone, so that something can be chosen without a look at the test."""
+        return Examples(self.train, self.train, leave_one_out=True)
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,7 @@ def read(path: str | Path) -> dict[str, Examples]:
     folders = [path] if (path / "train.data.txt").exists() else sorted(p.parent for p in path.glob("*/train.data.txt"))
     if not folders:
         raise ValueError(f"{path} is no tab-separated file, nor a folder with train.data.txt in it or one level deeper")
-    return {folder.name: Examples(*(_read_folder(folder, split) for split in ("train", "test"))) for folder in folders}
+    return {folder.name: Examples(_read_folder(folder, "train"), _read_folder(folder, "test")) for folder in folders}
 
 
 def _read_folder(folder: Path, split: str) -> list[tuple[Occurrence, str]]:
@@ -213,26 +218,17 @@ def score(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: 
 
 
 def answers(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    examples: Examples,
-    leave_one_out: bool = False,
-    **options: Any,
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: Examples, **options: Any
 ) -> list[str]:
-    """The sense whose vector is nearest to that of each test sentence.
-
-    Args:
-        leave_one_out: to each training sentence instead, each by the other ones, so that something can be chosen
-            without a look at the test.
-    """
-    if not examples.train or not (examples.test or leave_one_out):
+    """The sense whose vector is nearest to that of each test sentence."""
+    if not examples.train or not examples.test:
         raise ValueError(f"{len(examples.train)} training and {len(examples.test)} test sentences: both are needed")
     train = contextual_vectors(model, tokenizer, [occurrence for occurrence, _ in examples.train], **options)
     known = [sense for _, sense in examples.train]
     senses = sorted(set(known))
     own = torch.tensor([senses.index(sense) for sense in known])
     sums = torch.zeros(len(senses), train.shape[1]).index_add_(0, own, train)  # as good as means, by cosine
-    if leave_one_out:
+    if examples.leave_one_out:
         nearness = torch.cosine_similarity(train[:, None], sums[None], dim=-1)  # (sentences, senses)
         others = torch.cosine_similarity(train, sums[own] - train, dim=-1)
         is_alone = own.bincount()[own] == 1
@@ -317,15 +313,11 @@ def run(arguments: argparse.Namespace) -> None:
     model = open_model(arguments.model, AutoModel, attention=None, **trust).to(device)
     if model.config.is_encoder_decoder:
         raise ValueError(f"{arguments.model} reads and writes: it is encoders and decoders that have one vector a word")
-    options = {
-        "last_layers": arguments.last_layers,
-        "special_tokens": not arguments.no_special_tokens,
-        "leave_one_out": arguments.leave_one_out,
-    }
+    options = {"last_layers": arguments.last_layers, "special_tokens": not arguments.no_special_tokens}
     scores, told = {}, []
     for word, examples in tqdm(words.items(), unit="word", disable=arguments.json):
         if arguments.leave_one_out:
-            examples.test = examples.train
+            examples = examples.leaving_one_out()
         try:
             predicted = answers(model, tokenizer, examples, **options)
         except ValueError as error:
