@@ -57,6 +57,17 @@ def test_it_says_what_the_run_then_takes(objective, tmp_path, capsys):
     assert float(found["operations"].split()[0]) == pytest.approx(flops, rel=0.02)
 
 
+def test_masks_that_get_fewer_are_counted_over_all_steps(tmp_path, capsys):
+    recipe = tiny_runs.write_recipe(tmp_path, "masked_lm", optimisation={"mask_fraction": [0.9, 0.1], "max_steps": 80})
+    found = planned(capsys, recipe)
+    assert tiny_runs.run(recipe, tmp_path / "run") == 0
+    (last,) = (
+        line for line in tiny_runs.metrics.read(tmp_path / "run" / "metrics.jsonl") if line["event"] == "finished"
+    )
+    assert int(found["steps"].split()[-2].replace(",", "")) == pytest.approx(last["targets"], rel=0.15)
+    assert float(found["operations"].split()[0]) == pytest.approx(last["flops"], rel=0.15)
+
+
 def test_the_steps_that_fit_into_some_minutes(tmp_path, monkeypatch, capsys):
     recipe = tiny_runs.write_recipe(tmp_path, evaluation={"every_steps": None})
     monkeypatch.setattr(plan.loop, "timed", lambda run, count: iter([(0.5, 40)] * count))

@@ -109,7 +109,10 @@ def begun(
 def measured(run: Run, minutes: float | None, gpus: tuple[int, str] | None) -> tuple[dict[str, str], Pace]:
     """What a run of which no step is done will take, by names and in numbers; it is no longer fit to be trained."""
     spec, every = run.recipe.optimisation, run.recipe.evaluation.every_steps
-    times = list(loop.timed(run, min(WARMUP + MEASURED, spec.max_steps)))
+    count = min(WARMUP + MEASURED, spec.max_steps)
+    run.state.step = (spec.max_steps - count) // 2  # where a schedule of the masks is at its mean
+    times = list(loop.timed(run, count))
+    run.state.step = spec.max_steps  # operations are counted over all steps
     warm = times[WARMUP:] or times
     step, targets = statistics.median(taken for taken, _ in warm), statistics.mean(number for _, number in times)
     saved = sum(tensor.nbytes for tensors in saved_tensors(run).values() for tensor in tensors.values())
