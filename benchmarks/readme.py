@@ -162,11 +162,12 @@ def task_row(
         return [task, f"{float(budget):.2e}", first, "not run", "-", "-", *rest]
     lines = {line["event"]: line for line in metrics.read(folder / "metrics.jsonl")}
     flops, parameters = (lines.get("finished", {}).get(name) for name in ("flops", "parameters"))
+    found = over_seeds(folder, score, measured)
     return [
         f"[{task}](model_cards/{card}/README.md)",
         f"{float(budget):.2e}",
         first,
-        over_seeds(folder, score, measured),
+        f"[{found}](model_cards/{card}/{measured}.json)" if measured else found,
         f"{flops:.2e}" if flops else "-",
         f"{parameters:,}" if parameters else "-",
         *rest,

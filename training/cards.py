@@ -121,12 +121,17 @@ def outcome(file: Path) -> dict[str, Any]:
     """Scores of the test, or else of the last evaluation, and what the training took. Raises RecipeError where a run
     has not finished."""
     last = {line["event"]: line for line in read(file)}
-    scores = last.get("test", last.get("evaluation"))
+    scores = last.get(_judge(file))
     if scores is None or not last.keys() & {"test", "finished"}:
         raise RecipeError(f"{file}: a run that has not {'been measured' if scores is None else 'finished'}")
     took = last.get("finished", {})  # which fine-tuning has not counted
     named = {name: value for name, value in scores.items() if isinstance(value, float) and name != "seconds"}
     return named | {name: took[name] for name in ("flops", "corpus") if took.get(name)}
+
+
+def _judge(file: Path) -> str:
+    """The event whose scores are those of a run: its test, or else its last evaluation."""
+    return "test" if any(line["event"] == "test" for line in read(file)) else "evaluation"
 
 
 def compared(before: Sequence[Mapping[str, Any]], after: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str, str]]:
@@ -161,7 +166,7 @@ def _write_spread(folder: Path) -> None:
         names = [name for name in found[0] if all(name in each for each in found) and name != "corpus"]
         rows = [(name, [each[name] for each in found]) for name in names]
         lines = [f"| {name} | {statistics.mean(v):.5g} | {statistics.stdev(v):.2g} |" for name, v in rows]
-        split = "the test" if any(line["event"] == "test" for line in read(logs(folder)[0])) else "validation"
+        split = {"test": "the test", "evaluation": "validation"}[_judge(logs(folder)[0])]
         head = [f"| on {split} | mean | standard deviation |", "| --- | --- | --- |"]
         section = "\n".join(["<!-- seeds -->", f"## {len(found)} seeds", "", *head, *lines, "<!-- end -->", "", ""])
         start = re.search(r"^## (Training|Recipe)$|\Z", card, re.MULTILINE)

@@ -124,7 +124,7 @@ def test_a_task_has_its_budget_what_came_of_it_and_what_that_took(tmp_path: Path
         readme.filled(empty, tmp_path)
     for name, score in (("senses.json", 80.0), ("senses-2.json", 82.0)):
         (card.parent / "other" / name).write_text(json.dumps({"mean": {"macro_f1": score}}))
-    assert "| 81.0 ± 1.4 over 2 seeds | - |" in readme.filled(empty, tmp_path)
+    assert "| [81.0 ± 1.4 over 2 seeds](model_cards/other/senses.json) | - |" in readme.filled(empty, tmp_path)
     (card / "metrics.jsonl").write_text(json.dumps(finished) + "\n")
     with pytest.raises(ValueError, match="metrics.jsonl: a run that has not been measured"):
         readme.filled(empty, tmp_path)
