@@ -175,8 +175,8 @@ def found(record: dict[str, Any], changes: dict[str, Any], seed: int) -> dict[st
 def table(ablations: Ablations, record: dict[str, Any]) -> Iterator[list[str]]:
     """A row for each idea that was run, in the order of `HEAD`.
 
-    What gains less than the spread of seeds, the standard deviation that both have in common, is said not to; of what
-    not all seeds were run of, how many were.
+    What gains less than the spread of seeds, the larger standard deviation of both, is said not to; of what not all
+    seeds were run of, how many were.
     """
     followed = {idea.after for idea in ablations.ideas}
 
@@ -193,7 +193,7 @@ def table(ablations: Ablations, record: dict[str, Any]) -> Iterator[list[str]]:
         if len(done) == len(known) == len(ablations.seeds):
             old, old_spread = spread_of(known, ablations.score)
             gained = (mean - old) * (1 if ablations.is_rising else -1)
-            within = ((spread**2 + old_spread**2) / 2) ** 0.5
+            within = max(spread, old_spread)
             verdict = "gains" if gained > within else "loses" if gained < -within else "no gain"
             gain, verdict = (f"{gained:+.4f}", verdict) if idea.changes else ("", "")
         yield [
