@@ -82,7 +82,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--only", nargs="+", help="these ideas (all)")
     parser.add_argument("--seeds", nargs="+", type=int, help="these seeds of the file (all)")
     parser.add_argument(
-        "--senses", help="labelled sentences: macro_f1 of each model on those of training, one left out"
+        "--senses", help="labelled sentences: macro_f1 of each model on those of training, bare, one left out"
     )
     parser.add_argument("--processes", type=int, default=1, help="at once (%(default)s)")
     arguments, overrides = parser.parse_known_args(argv)
@@ -144,8 +144,8 @@ def trained(
     threads: int,
     senses: str | None = None,
 ) -> Any:
-    """What came of a run of the recipe, and how its model tells senses apart in the training sentences of that folder.
-    Raises ValueError with its last line where it fails."""
+    """What came of a run of the recipe, and how its model tells senses apart in the bare training sentences of that
+    folder. Raises ValueError with its last line where it fails."""
     with tempfile.TemporaryDirectory() as folder:
         named = ablations.common | changes | {"seed": seed, "output_dir": folder + "/run"}
         words = [word for key, value in named.items() for word in (f"--{key}", said(value))]
@@ -156,8 +156,8 @@ def trained(
         last = {line["event"]: line for line in metrics.read(log)}["finished"]
         scores = outcome(log)
         if senses is not None:
-            words = ["evaluate", folder + "/run/model", "--senses", senses, "--leave-one-out", "--json"]
-            told = ran([sys.executable, "-m", "training", *words], str(changes), environment=environment)
+            words = ["evaluate", folder + "/run/model", "--senses", senses, "--leave-one-out", "--no-special-tokens"]
+            told = ran([sys.executable, "-m", "training", *words, "--json"], str(changes), environment=environment)
             scores |= json.loads(told)["mean"]
         return scores | {name: last[name] for name in ("parameters", "targets", "step", "seconds")}
 
