@@ -31,7 +31,8 @@ from hf_scratch_transformer.files import write_text
 from training import metrics
 from training.cards import outcome
 
-from .preparation import environment_of_this, ran
+from .luggage import environment_of
+from .preparation import ran
 
 FOLDER = "benchmarks/ablations"
 HEAD = ["idea", "changes", "score", "gain", "FLOPs", "parameters", ""]
@@ -99,8 +100,10 @@ def main(argv: Sequence[str]) -> None:
         for seed in ablations.seeds
         if found(record, changes, seed) is None and seed in (arguments.seeds or ablations.seeds)
     ]
-    machine = metrics.public(environment_of_this())
-    about = {"commit": machine["commit"], "processor": machine["processor"], "torch": torch.__version__}
+    device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    machine = metrics.public(environment_of(device, "benchmarks"))
+    processor = machine["processor"] if device.type == "cpu" else machine["device"]
+    about = {"commit": machine["commit"], "processor": processor, "torch": torch.__version__}
     threads = max(1, (os.cpu_count() or 1) // arguments.processes)
     with ThreadPoolExecutor(arguments.processes) as pool, tqdm(total=len(wanted), unit="run") as bar:
         runs = [

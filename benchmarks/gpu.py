@@ -1,8 +1,9 @@
 """Everything that only a GPU can show, in steps of at most nine minutes, each with a record of its own.
 
-    python -m benchmarks.gpu prepare [STEP...] --data FOLDER   # what travels, 20 MiB at most
+    python -m benchmarks.gpu prepare [STEP...] --data FOLDER   # what travels, 32 MiB at most
     python -m benchmarks.gpu plan [STEP...]                    # what is outstanding, and the minutes it should take
     python -m benchmarks.gpu run [STEP...] [--left MINUTES]    # run it; the same command goes on where it was stopped
+    python -m benchmarks.gpu run STEP... --together            # at once: a small model keeps no GPU busy alone
     python -m benchmarks.gpu run --rehearse                    # every step, tiny, on a CPU, within two minutes
 
 FOLDER holds a folder for each corpus: tinyshakespeare, multi30k, wikitext-2, babymix, coarsewsd20, with the files that
@@ -32,16 +33,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from hf_scratch_transformer.files import write_text
 
-from .luggage import CORPORA, pack_corpus, pack_packages, unpack, unpack_packages
+from .luggage import CORPORA, LUGGAGE, environment_of, pack_corpus, pack_packages, unpack, unpack_packages
 
 if TYPE_CHECKING:
     from .steps import Step
 
 ROOT = Path(__file__).parents[1]
-LUGGAGE = ROOT / ".gpu"  # what travels: an archive for each corpus, one of Python packages, and the commit
 RECORDS = ROOT / "benchmarks/records/gpu"
 RUNS = ROOT / "runs/gpu"  # of the steps, and what is unpacked
-MOST_BYTES = 20 * 2**20  # that travel
+MOST_BYTES = 32 * 2**20  # that travel
 MOST_SECONDS = 9 * 60.0  # of a step
 SAVING = 60.0  # seconds to save in, once a step is told to stop
 PYTHON = sys.executable
@@ -76,6 +76,7 @@ def main(argv: Sequence[str]) -> int:
     add("steps", nargs="*", metavar="STEP", help="by default all that have no record yet, in order of worth")
     add("--data", type=Path, help="of prepare: the folder of the corpora")
     add("--left", type=float, metavar="MINUTES", help="of run: refuse a plan that is longer")
+    add("--together", action="store_true", help="of run: these steps at once, of which none may measure speed")
     add("--rehearse", action="store_true", help="of run: every step at a size that takes seconds, on small corpora")
     add("--luggage", type=Path, default=LUGGAGE, help="the folder that travels (.gpu)")
     add("--output_dir", "--output-dir", type=Path, help="of the records (benchmarks/records/gpu)")
@@ -84,6 +85,8 @@ def main(argv: Sequence[str]) -> int:
         if arguments.left is not None and not arguments.left > 0:
             raise ValueError(f"--left {arguments.left:g}: must be minutes above 0")
         unpack_packages(arguments.luggage, RUNS)
+        if arguments.together:
+            check_together(arguments.steps)
         return {"prepare": prepare, "plan": plan, "run": run}[arguments.what](arguments)
     except (ValueError, OSError) as error:
         print(f"benchmarks.gpu: {' '.join(str(error).split())}", file=sys.stderr)
@@ -101,6 +104,17 @@ def chosen(arguments: argparse.Namespace, records: Path) -> "list[Step]":
     if arguments.steps:
         return [STEPS[name] for name in arguments.steps]
     return [step for step in STEPS.values() if not (read_record(records, step.name) or {}).get("is_complete")]
+
+
+def check_together(names: Sequence[str]) -> None:
+    """Raises ValueError for steps that measure speed, which others beside them would spoil."""
+    from .steps import STEPS
+
+    if not names:
+        raise ValueError("--together: name the steps that are to run at once")
+    for name in names:
+        if name in STEPS and any(words[0] == "benchmarks" for words in STEPS[name].commands):
+            raise ValueError(f"--together: {name} measures speed or memory, and must run alone")
 
 
 def read_record(folder: Path, name: str) -> dict[str, Any] | None:
@@ -221,38 +235,55 @@ def run(arguments: argparse.Namespace) -> int:
     if not torch.cuda.is_available():
         raise ValueError("there is no GPU here; --rehearse runs every step on a CPU")
     end = time.monotonic() + 60 * arguments.left if arguments.left is not None else float("inf")
-    records, is_complete = arguments.output_dir or RECORDS, True
+    records = arguments.output_dir or RECORDS
     records.mkdir(parents=True, exist_ok=True)
     for name in sorted({name for step in steps for name in corpora_of(step)}):
         unpack(arguments.luggage / f"{name}.tar.xz", RUNS / "data", name)
-    with terminable():
-        for step in steps:
-            seconds = min(MOST_SECONDS, end - time.monotonic()) - SAVING
-            if seconds <= 0:
-                print(f"{step.name}: not begun, since the time is up", file=sys.stderr)
-                return 1
-            is_complete &= run_step(step, RUNS / "data", RUNS, records, execute, seconds)["is_complete"]
-    return int(not is_complete)
+
+    def run_in_time(step: "Step") -> bool:
+        seconds = min(MOST_SECONDS, end - time.monotonic()) - SAVING
+        if seconds <= 0:
+            print(f"{step.name}: not begun, since the time is up", file=sys.stderr)
+            return False
+        beside = [other.name for other in steps if arguments.together and other is not step]
+        return bool(run_step(step, RUNS / "data", RUNS, records, stoppable, seconds, beside)["is_complete"])
+
+    # A signal reaches this thread alone: it is passed on to what the others wait for.
+    stopping = threading.Event()
+    stoppable = functools.partial(execute, is_enough=stopping.is_set)
+    with terminable(), ThreadPoolExecutor(len(steps) if arguments.together else 1) as pool:
+        try:
+            complete = list(pool.map(run_in_time, steps))
+        finally:
+            stopping.set()
+    return int(not all(complete))
 
 
 Execute = Callable[[Sequence[str], float], tuple[int, str]]
 
 
-def run_step(step: "Step", data: Path, runs: Path, records: Path, execute: Execute, seconds: float) -> dict[str, Any]:
-    """Run the commands of a step, no longer than so many seconds in all, beside saving, and write its record."""
+def run_step(
+    step: "Step",
+    data: Path,
+    runs: Path,
+    records: Path,
+    execute: Execute,
+    seconds: float,
+    beside: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Run the commands of a step, no longer than so many seconds in all, beside saving, and write its record, with the
+    names of the steps that run `beside` it."""
     import torch
-
-    from training.folder import environment
 
     from .steps import figures, outcome
 
     place, began = runs / step.name, time.monotonic()
     place.mkdir(parents=True, exist_ok=True)
     device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-    about = environment(device, 1, "benchmarks.gpu")
-    if about["commit"] is None and (LUGGAGE / "commit").exists():  # a copy of the sources without git
-        about["commit"] = (LUGGAGE / "commit").read_text(encoding="utf-8").strip()
+    about = environment_of(device, "benchmarks.gpu")
     record: dict[str, Any] = {"step": step.name, "shows": step.shows, "environment": about, "commands": []}
+    if beside:  # what it says of time is then no measure of speed
+        record["beside"] = list(beside)
     outcomes: list[dict[str, Any]] = []
     has_failed = False
     for index, template in enumerate(step.commands):

@@ -11,10 +11,15 @@ import tarfile
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from hf_scratch_transformer.files import replacing
 
+if TYPE_CHECKING:
+    import torch
+
 ROOT = Path(__file__).parents[1]
+LUGGAGE = ROOT / ".gpu"  # what travels: an archive for each corpus, one of Python packages, and the commit
 CORPORA = {
     "tinyshakespeare": ("input.txt",),
     "multi30k": tuple(f"{part}.{side}" for part in ("train", "val", "test_2016_flickr") for side in ("en", "de")),
@@ -103,3 +108,13 @@ def unpack_packages(luggage: Path, folder: Path) -> None:
 
 def missing(names: Sequence[str]) -> list[str]:
     return [name for name in names if importlib.util.find_spec(name) is None]
+
+
+def environment_of(device: "torch.device", module: str) -> dict[str, Any]:
+    """Versions, hardware and command; of sources that have travelled without git, the commit they were packed at."""
+    from training.folder import environment
+
+    about = environment(device, 1, module)
+    if about["commit"] is None and (LUGGAGE / "commit").exists():
+        about["commit"] = (LUGGAGE / "commit").read_text(encoding="utf-8").strip()
+    return about

@@ -75,6 +75,8 @@ def test_operations_are_those_of_the_recipe(monkeypatch: pytest.MonkeyPatch) -> 
         ("run tests train-decoder shakespeare --luggage {} --left 1", "no tinyshakespeare in"),
         ("run tests train-encoder --luggage {} --left 4", "what fits: run tests"),
         ("run tests --luggage {} --left 9", "there is no GPU here"),
+        ("run --together", "name the steps that are to run at once"),
+        ("run tests train-decoder --together", "train-decoder measures speed"),
         ("prepare --data nowhere", "must be the folder that holds tinyshakespeare"),
         ("prepare shakespeare --data {} --luggage {}", "must hold input.txt"),
     ],
@@ -134,6 +136,31 @@ def test_a_command_is_told_to_stop_and_its_record_says_so(tmp_path: Path, monkey
     assert "saved" in command["printed"] and command["exit_code"] and not record["is_complete"]
     assert record["goals"] == [{"figure": "macro_f1", "value": 1, "is_least": True, "is_reached": None}]
     assert json.loads((tmp_path / "records/some.json").read_text()) == json.loads(json.dumps(record))
+
+
+def test_steps_that_measure_no_speed_run_at_once_and_stop_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each waits for the other to have begun; then the program is told to stop, and passes that on."""
+    wait = (
+        "import os, pathlib, sys, time\n"
+        "mine, other = (pathlib.Path(path) for path in sys.argv[1:3])\n"
+        "mine.touch()\nwhile not other.exists(): time.sleep(0.01)\n"
+        "if mine < other: os.kill(os.getppid(), 15)\ntime.sleep(60)"
+    )
+    places = [str(tmp_path / name) for name in ("a", "b")]
+    words = [("senses", *places), ("senses", *places[::-1])]
+    both = {name: Step(name, "nothing", (each,)) for name, each in zip("ab", words, strict=True)}
+    monkeypatch.setattr(steps, "STEPS", both)
+    monkeypatch.setattr(steps, "predicted_seconds", lambda step: 60.0)
+    monkeypatch.setattr(gpu, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setitem(gpu.RUNNERS, "senses", (sys.executable, "-c", wait))
+    with pytest.raises(SystemExit):
+        gpu.main(["run", "a", "b", "--together", "--output_dir", str(tmp_path / "records")])
+    for name, other in ("ab", "ba"):
+        record = json.loads((tmp_path / f"records/{name}.json").read_text())
+        assert record["beside"] == [other] and record["commands"][0]["exit_code"] == -15
 
 
 @pytest.mark.parametrize("runner", ["training", "pytest"])
