@@ -199,6 +199,7 @@ def table(ablations: Ablations, record: dict[str, Any]) -> Iterator[list[str]]:
             within = max(spread, old_spread)
             verdict = "gains" if gained > within else "loses" if gained < -within else "no gain"
             gain, verdict = (f"{gained:+.4f}", verdict) if idea.changes else ("", "")
+        role = "" if idea.name not in followed else "kept" if verdict == "gains" else "built on"
         yield [
             idea.name + (f" ({idea.source})" if idea.source else ""),
             ", ".join(f"`{key}: {said(value)}`" for key, value in idea.changes.items())
@@ -207,7 +208,7 @@ def table(ablations: Ablations, record: dict[str, Any]) -> Iterator[list[str]]:
             gain,
             f"{spread_of(done, 'flops')[0]:.2e}",
             f"{done[0]['parameters']:,}",
-            ", ".join(filter(None, (verdict, "kept" if idea.name in followed else ""))),
+            ", ".join(filter(None, (verdict, role))),
         ]
 
 

@@ -313,7 +313,8 @@ def run_step(
         reached = {goal: goal.is_reached(values) if record["is_complete"] else None for goal in step.goals}
         record["goals"] = [goal._asdict() | {"is_reached": is_reached} for goal, is_reached in reached.items()]
         records.mkdir(parents=True, exist_ok=True)
-        write_text(records / f"{step.name}.json", json.dumps(record, indent=1) + "\n")  # already: the next may be cut
+        # Already: the next may be cut. Where this tree lies is nobody's concern.
+        write_text(records / f"{step.name}.json", json.dumps(record, indent=1).replace(f"{ROOT}/", "") + "\n")
         if has_failed and words[0] != "benchmarks":  # comparisons stand for themselves
             break
     missed = "".join(f"; not reached: {goal}" for goal, is_reached in reached.items() if not is_reached)

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -152,6 +153,24 @@ def test_weights_and_optimisers_come_back_bit_for_bit(family, tmp_path):
     train(model, updates, 2)
     train(other, other_updates, 2)
     assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), other.state_dict().values(), strict=True))
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_state_comes_back_to_where_the_weights_are(kind, tmp_path):
+    """The counters of steps, too: on a GPU fused updates refuse those of main memory."""
+    spec = parse_optimisation(tmp_path, "--optimisation.optimizer", kind)
+    model = tiny.model(tiny.LANGUAGE_MODELS[0])
+    updates = optimizers(model, spec)
+    sum(parameter.pow(2).sum() for parameter in model.parameters()).backward()
+    for optimizer in updates:
+        optimizer.step()
+    tensors = checkpoints.optimizer_tensors(updates, model)
+    elsewhere = model.to("meta")
+    with mock.patch("training.optimisation.AdamW", lambda groups, fused, **rest: torch.optim.AdamW(groups, **rest)):
+        updates = optimizers(elsewhere, spec)
+    checkpoints.load_optimizers(updates, elsewhere, tensors)
+    states = [tensor for optimizer in updates for state in optimizer.state.values() for tensor in state.values()]
+    assert len(states) == len(tensors) and {tensor.device.type for tensor in states} == {"meta"}
 
 
 def parse_optimisation(folder, *words):

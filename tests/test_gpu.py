@@ -3,6 +3,7 @@ what a CPU has in their place; `python -m benchmarks.gpu run --rehearse` does th
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -15,7 +16,8 @@ from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_availa
 
 from benchmarks.measures import memory_of
 from hf_scratch_transformer import unpadding_scratch
-from tests import tiny
+from tests import tiny, tiny_runs
+from tests.test_loop import Killed, kill_at
 
 pytestmark = pytest.mark.gpu
 LARGE = {
@@ -185,3 +187,18 @@ def test_the_loss_alone_takes_less_memory(model_class: type[PreTrainedModel], de
         for _ in range(2):  # in the first, gradients are new
             peaks[loss_only], _ = memory_of(lambda options=options: model(**inputs, **options).loss.backward(), device)
     assert peaks[True] < 0.7 * peaks[False]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_resumed_run_goes_on_as_it_would_have(
+    optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for the order in which a GPU may add: the state of its optimisers and of what it draws comes back to it."""
+    optimisation = {"optimizer": optimizer, "precision": "bf16"}
+    recipe = tiny_runs.write_recipe(tmp_path, optimisation=optimisation, data={"workers": 1})
+    assert tiny_runs.run(recipe, tmp_path / "whole") == 0
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        kill_at(patch, 6)
+        tiny_runs.run(recipe, tmp_path / "killed")
+    assert tiny_runs.run(recipe, tmp_path / "killed", "--resume") == 0
+    assert tiny_runs.losses(tmp_path / "killed") == pytest.approx(tiny_runs.losses(tmp_path / "whole"), rel=1e-3)

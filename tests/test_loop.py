@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -96,14 +97,21 @@ def test_a_streamed_corpus_resumes_inside_its_parts(tmp_path, monkeypatch):
     assert_same(tmp_path / "whole", tmp_path / "killed")
 
 
+@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_finishes_the_step_saves_and_exits_with_its_code(number, code, tmp_path, monkeypatch):
-    recipe = tiny_runs.write_recipe(tmp_path, checkpoints={"every_steps": None})
+def test_a_signal_finishes_the_step_saves_and_exits_with_its_code(number, code, workers, tmp_path, monkeypatch):
+    """Schedulers and terminals signal the processes that load data, too: the step that is under way waits for them."""
+    recipe = tiny_runs.write_recipe(tmp_path, data={"workers": workers}, checkpoints={"every_steps": None})
     assert tiny_runs.run(recipe, tmp_path / "whole") == 0
     honest, before = loop._step, signal.getsignal(number)
 
     def signalled(run, *group):
         if run.state.step == 6:
+            children = psutil.Process().children()
+            assert len(children) >= workers
+            if children:  # by another process: torch tells a signal of its own process apart
+                subprocess.run(["kill", f"-{int(number)}", *(str(child.pid) for child in children)], check=True)
+            psutil.wait_procs(children, timeout=0.5)
             os.kill(os.getpid(), number)
         return honest(run, *group)
 

@@ -5,6 +5,7 @@ one batch to the next. A resumed run sees exactly the batches it would have seen
 """
 
 import math
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -179,4 +180,14 @@ class Batches(Dataset):
 
     def loader(self, start: int, workers: int, pin: bool) -> DataLoader:
         """From batch `start` to the end, in order."""
-        return DataLoader(self, batch_size=None, sampler=range(start, len(self)), num_workers=workers, pin_memory=pin)
+        order = range(start, len(self))
+        return DataLoader(
+            self, batch_size=None, sampler=order, num_workers=workers, pin_memory=pin, worker_init_fn=_go_on
+        )
+
+
+def _go_on(worker: int) -> None:
+    """Leave signals to the process that trains, and saves: it tells its workers to end, and they see it if it is gone.
+    Launchers, schedulers and terminals signal all of them."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)

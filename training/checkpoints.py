@@ -323,9 +323,8 @@ def load_optimizers(optimizers: Iterable[Optimizer], model: torch.nn.Module, ten
         if place not in owners:
             raise CheckpointError(f"the checkpoint's optimisers do not fit: there is no {place}, a number and a weight")
         state, parameter = owners[place]
-        if tensor.ndim:  # else a counter, which stays where it is
-            tensor = sharding.like(tensor.to(parameter.device), parameter)
-        state[entry] = tensor.clone()
+        tensor = tensor.to(parameter.device)  # counters of steps, too: fused updates have them there
+        state[entry] = (sharding.like(tensor, parameter) if tensor.ndim else tensor).clone()
 
 
 def _rank() -> int:

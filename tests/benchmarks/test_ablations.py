@@ -43,7 +43,7 @@ def test_each_idea_is_run_over_the_seeds_and_none_twice(tmp_path, monkeypatch, c
     assert losses[0] != losses[1] and max(losses[:2]) < min(losses[2:]), "a rate of nothing learns nothing"
     assert all(run["flops"] > 0 and run["parameters"] > 0 for run in record["runs"])
     rows = [*ablations.table(ablations.read(file), record)]
-    assert [row[-1] for row in rows] == ["", "loses, kept"]
+    assert [row[-1] for row in rows] == ["", "loses, built on"]
     capsys.readouterr()
     monkeypatch.setattr(ablations, "trained", lambda *_: pytest.fail("it was run before"))
     assert main(["ablations", str(file), "--only", "as it is", "slower"]) == 0
@@ -70,13 +70,13 @@ def test_what_gains_less_than_the_spread_does_not_gain(tmp_path):
         changes = second["changes"]
         runs = [run({}, 1, 2.0), run({}, 2, 2.1), run(changes, 1, 2.0 - gain), run(changes, 2, 2.1 - gain)]
         rows = [*ablations.table(ablations.read(file), {"runs": runs})]
-        assert rows[1][-1] == f"{verdict}, kept" and rows[1][3] == f"{gain:+.4f}", first
+        assert rows[1][-1] == f"{verdict}, {'kept' if verdict == 'gains' else 'built on'}" and rows[1][3] == f"{gain:+.4f}", first
     uneven = [run({}, 1, 2.0), run({}, 2, 2.001), run(changes, 1, 1.9), run(changes, 2, 2.0)]
     rows = [*ablations.table(ablations.read(file), {"runs": uneven})]
-    assert rows[1][-1] == "no gain, kept", "of the larger spread, not of one between the two"
+    assert rows[1][-1] == "no gain, built on", "of the larger spread, not of one between the two"
     assert len(rows) == 2, "what was not run has no row"
     rows = [*ablations.table(ablations.read(file), {"runs": runs[:3]})]
-    assert rows[1][2:4] == [f"{2.0 - gain:.4f}", ""] and rows[1][-1] == "1 of 2 seeds, kept", "one seed has no spread"
+    assert rows[1][2:4] == [f"{2.0 - gain:.4f}", ""] and rows[1][-1] == "1 of 2 seeds, built on", "one seed has no spread"
 
 
 def test_reports_have_the_table(tmp_path):
