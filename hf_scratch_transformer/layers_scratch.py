@@ -71,11 +71,13 @@ class RotaryPositions(nn.Module):
 
     def forward(self, position_ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:  # (B, T) -> 2 × (B, 1, T, D)
         inv_freq, scaling = self.frequencies(position_ids)
-        angles = position_ids[:, None, :, None].float() * inv_freq  # (B, 1, T, D/2)
+        # Repeated here rather than put together at the end: a compiler works out both parts of a `cat` for each entry.
+        angles = position_ids[:, None, :, None].float() * inv_freq.repeat(2)  # (B, 1, T, D)
         cos, sin = angles.cos(), angles.sin()
         if scaling != 1.0:
             cos, sin = cos * scaling, sin * scaling
-        return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
+        is_first = torch.arange(self.dim, device=sin.device) < self.dim // 2
+        return cos.to(dtype), torch.where(is_first, -sin, sin).to(dtype)
 
     def frequencies(self, position_ids: Tensor) -> tuple[Tensor, float]:  # -> (D/2,), a factor on cosines and sines
         rope, device = self.rope, position_ids.device

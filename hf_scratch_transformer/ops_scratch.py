@@ -5,7 +5,8 @@ Shapes: N rows, D width, V vocabulary.
 """
 
 import zlib
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -98,8 +99,9 @@ class FusedRMSNorm(torch.autograd.Function):
 
 # --- Loss -------------------------------------------------------------------------------------------------------------
 
-# Logits at a time: on a CPU about what its caches hold, elsewhere enough rows to keep the hardware busy.
-CHUNK, CPU_CHUNK = 2**25, 2**23
+# Logits at a time: on a CPU about what its caches hold, elsewhere enough rows to keep the hardware busy, and to add up
+# the gradient of the weight in few turns.
+CHUNK, CPU_CHUNK = 2**27, 2**23
 
 
 def linear_cross_entropy(
@@ -120,7 +122,8 @@ def linear_cross_entropy(
     if is_transformed():
         logits = F.linear(hidden_states, weight, bias).to(torch.promote_types(dtype, torch.float32))
         return F.cross_entropy(logits, target_ids, reduction="sum", label_smoothing=label_smoothing)
-    return operation(hidden_states, weight, bias, target_ids, label_smoothing, torch.is_grad_enabled())[0]
+    is_compiled = torch.compiler.is_compiling() and weight.is_cuda
+    return operation(hidden_states, weight, bias, target_ids, label_smoothing, torch.is_grad_enabled(), is_compiled)[0]
 
 
 def cross_entropy_in_chunks(
@@ -130,34 +133,60 @@ def cross_entropy_in_chunks(
     target_ids: Tensor,
     label_smoothing: float,
     with_gradients: bool,
+    is_compiled: bool,  # what calls it, so that what is done with the logits may be, too
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The loss, and its gradients by hidden states, weight and bias."""
-    vocab_size, accumulation_dtype = len(weight), torch.promote_types(weight.dtype, torch.float32)
+    accumulation_dtype = torch.promote_types(weight.dtype, torch.float32)
     zeros = partial(torch.zeros, dtype=accumulation_dtype, device=weight.device)
     loss, grad_states = zeros(()), torch.zeros_like(hidden_states)
     grad_weight = zeros(weight.shape if with_gradients else 0)
-    grad_bias = zeros(vocab_size if with_gradients and bias is not None else 0)
+    grad_bias = zeros(len(weight) if with_gradients and bias is not None else 0)
+    of_rows = compiled_cross_entropy_of_rows() if is_compiled else cross_entropy_of_rows
     for rows in (target_ids != -100).nonzero()[:, 0].split(chunk_rows(weight)):
         states, targets = hidden_states[rows], target_ids[rows, None]
-        log_probabilities = F.log_softmax(F.linear(states, weight, bias), dim=-1, dtype=accumulation_dtype)
-        loss -= (1 - label_smoothing) * log_probabilities.gather(1, targets).sum()
-        if label_smoothing:
-            loss -= label_smoothing / vocab_size * log_probabilities.sum()
+        loss_of_rows, grad_logits = of_rows(states, weight, bias, targets, label_smoothing, with_gradients)
+        loss += loss_of_rows
         if not with_gradients:
             continue
-        grad_logits = log_probabilities.exp_()  # less the distribution of the target
-        if label_smoothing:
-            grad_logits -= label_smoothing / vocab_size
-        grad_logits.scatter_add_(1, targets, grad_logits.new_full(targets.shape, label_smoothing - 1))
         if bias is not None:
-            grad_bias += grad_logits.sum(0)
-        grad_logits = grad_logits.to(weight.dtype)
+            grad_bias += grad_logits.sum(0, dtype=accumulation_dtype)
         grad_states[rows] = F.linear(grad_logits, weight.T)
         if weight.dtype == accumulation_dtype:
             grad_weight.addmm_(grad_logits.T, states)
         else:
             grad_weight += grad_logits.T @ states
     return loss, grad_states, grad_weight.to(weight.dtype), grad_bias.to(weight.dtype)
+
+
+def cross_entropy_of_rows(
+    states: Tensor,  # (n, D)
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,  # (n, 1)
+    label_smoothing: float,
+    with_gradients: bool,
+) -> tuple[Tensor, Tensor]:  # (), (n, V)
+    """The loss, and its gradient by the logits: their probabilities less the distribution of the target."""
+    logits, dtype = F.linear(states, weight, bias), torch.promote_types(weight.dtype, torch.float32)
+    log_probabilities = F.log_softmax(logits, dim=-1, dtype=dtype)
+    of_targets = log_probabilities.gather(1, targets)
+    loss = (label_smoothing - 1) * of_targets.sum()
+    if label_smoothing:
+        loss = loss - label_smoothing / len(weight) * log_probabilities.sum()
+    if not with_gradients:
+        return loss, logits
+    at_targets = of_targets.exp() - (1 - label_smoothing + label_smoothing / len(weight))
+    if label_smoothing:
+        grad_logits = log_probabilities.exp_().sub_(label_smoothing / len(weight)).to(weight.dtype)
+    else:  # written at once in the type that is multiplied, over what is not needed any more
+        grad_logits = torch.exp(log_probabilities, out=log_probabilities if weight.dtype == dtype else logits)
+    return loss, grad_logits.scatter_(1, targets, at_targets.to(weight.dtype))
+
+
+@cache
+def compiled_cross_entropy_of_rows() -> Callable[..., tuple[Tensor, Tensor]]:
+    """The same in a third of the passes over memory. Made when it is asked for, since compilers take long to import."""
+    return torch.compile(cross_entropy_of_rows)
 
 
 def chunk_rows(weight: Tensor) -> int:
@@ -168,7 +197,7 @@ def chunk_rows(weight: Tensor) -> int:
 def _shapes(hidden_states: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
     """Results of the right shapes without data, for compilers."""
     loss = weight.new_empty((), dtype=torch.promote_types(weight.dtype, torch.float32))
-    rows = len(weight) if rest[-1] else 0  # with gradients
+    rows = len(weight) if rest[2] else 0  # with gradients
     grads = weight.new_empty(weight.shape if rows else (0,)), weight.new_empty(0 if bias is None else rows)
     return loss, torch.empty_like(hidden_states), *grads
 
@@ -185,20 +214,27 @@ def _backward(ctx: Any, grad: Tensor, *unused: Any) -> tuple[Tensor | None, ...]
     is_kept = torch.compiler.is_compiling() or torch._C._autograd._get_current_graph_task_keep_graph()
     scale = torch.mul if is_kept else Tensor.mul_
     grad_states, grad_weight, grad_bias = (scale(saved, grad.to(saved.dtype)) for saved in ctx.saved_tensors)
-    return grad_states, grad_weight, grad_bias if ctx.has_bias else None, None, None, None
+    return grad_states, grad_weight, grad_bias if ctx.has_bias else None, None, None, None, None
 
 
 # To torch.compile one operation, since how often its loop runs depends on how many targets a batch has. Copies of this
 # file, the package's and those of models from the Hub, share it where they are the same.
 _name = f"cross_entropy_in_chunks_{zlib.crc32(Path(__file__).read_bytes()):08x}"
 if not hasattr(torch.ops.scratch_transformer, _name):
-    _registered = torch.library.custom_op(f"scratch_transformer::{_name}", cross_entropy_in_chunks, mutates_args=())
+    _registered = torch.library.custom_op(
+        f"scratch_transformer::{_name}",
+        cross_entropy_in_chunks,
+        mutates_args=(),
+        tags=(torch.Tag.cudagraph_unsafe,),  # it asks the device how many targets there are
+    )
     _registered.register_fake(_shapes)
     _registered.register_autograd(_backward, setup_context=_save_gradients)
 operation = getattr(torch.ops.scratch_transformer, _name)
 
 
-def _flops(states: Any, weight: Tensor, bias: Any, targets: Tensor, smoothing: Any, gradients: bool, **_: Any) -> int:
+def _flops(
+    states: Any, weight: Tensor, bias: Any, targets: Tensor, smoothing: Any, gradients: bool, *_: Any, **__: Any
+) -> int:
     return (6 if gradients else 2) * int((targets != -100).sum()) * weight.numel()
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.export import Dim
-from transformers import CompileConfig, DynamicCache, PreTrainedModel, StaticCache
+from transformers import CompileConfig, DynamicCache, PreTrainedModel, StaticCache, masking_utils
 
 from hf_scratch_transformer import (
     ScratchDecoderForCausalLM,
@@ -172,6 +172,30 @@ def test_one_graph_serves_every_batch_of_a_shape(model_class: type[PreTrainedMod
         inputs |= {name: mask.roll(seed, dims=0) for name, mask in inputs.items() if name.endswith("mask")}
         torch.testing.assert_close(compiled(**inputs)[0], model(**inputs)[0])
     assert graphs.count == 1
+
+
+@pytest.mark.parametrize("model_class", BACKBONES, ids=tiny.family)
+@torch.no_grad()
+def test_whole_texts_leave_the_order_of_words_to_the_kernel(
+    model_class: type[PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mask in the graph would be the same and several times as slow."""
+    # As older versions do, which take every compiled graph for one to export.
+    monkeypatch.setattr(masking_utils, "is_torchdynamo_exporting", lambda: True, raising=False)
+    model, masks = shallow(model_class), []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable:
+        attention = torch.nn.functional.scaled_dot_product_attention
+        masks.extend(
+            (node.kwargs.get("attn_mask"), node.kwargs.get("is_causal", False))
+            for node in graph.graph.nodes
+            if node.op == "call_function" and node.target is attention
+        )
+        return graph.forward
+
+    torch.compile(model, fullgraph=True, backend=backend)(**model_inputs(model, padding=None))
+    causal = {"encoder": [False], "decoder": [True], "seq2seq": [False, True, False]}[tiny.family(model_class)]
+    assert masks == [(None, each) for each in causal]
 
 
 @pytest.mark.parametrize("model_class", LANGUAGE_MODELS, ids=tiny.family)

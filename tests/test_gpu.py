@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
 from transformers import CompileConfig, PreTrainedModel
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
@@ -152,7 +153,8 @@ def test_compiled_training_has_one_graph_and_the_same_gradients(
     model_class: type[PreTrainedModel], device: torch.device
 ) -> None:
     model = make(model_class, device).train()
-    compiled = torch.compile(model, fullgraph=True, backend="inductor" if device.type == "cuda" else "eager")
+    counting = CompileCounterWithBackend("inductor" if device.type == "cuda" else "eager")
+    compiled = torch.compile(model, fullgraph=True, backend=counting)
     for seed in range(2):
         inputs = batch(model, seed=seed)
         with torch.autocast(device.type, torch.bfloat16):
@@ -160,7 +162,7 @@ def test_compiled_training_has_one_graph_and_the_same_gradients(
         got, expected = (gradients(model, loss) for loss in losses)
         assert losses[0].item() == pytest.approx(losses[1].item(), rel=2e-2)
         assert_alike(got, expected, 2e-2)
-    assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]
+    assert counting.frame_count == 1 and not counters["graph_break"]  # beside those of operations of their own
 
 
 @pytest.mark.parametrize("model_class", tiny.LANGUAGE_MODELS[1:], ids=tiny.family)
@@ -179,7 +181,7 @@ def test_compiled_decoding_writes_the_same_tokens(model_class: type[PreTrainedMo
 
 @pytest.mark.parametrize("model_class", tiny.LANGUAGE_MODELS, ids=tiny.family)
 def test_the_loss_alone_takes_less_memory(model_class: type[PreTrainedModel], device: torch.device) -> None:
-    model = make(model_class, device, vocab_size=32768).train()
+    model = make(model_class, device, vocab_size=131072).train()  # so many that a few of their rows are one turn
     inputs = batch(model)
     peaks = {}
     for loss_only in (False, True):

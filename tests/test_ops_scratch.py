@@ -48,6 +48,24 @@ def test_cross_entropy_in_chunks_is_that_of_all_logits(
         assert_close(function(*inputs, targets, label_smoothing), expected, atol=1e-10, rtol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("bias", [False, True])
+def test_rows_of_logits_compiled_by_themselves_are_the_same(
+    bias: bool, label_smoothing: float, dtype: torch.dtype, small_chunks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a compiled step on a GPU, whose graph holds the loop over them as one operation."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager", fullgraph=True))
+    torch._dynamo.reset()
+    ops.compiled_cross_entropy_of_rows.cache_clear()
+    inputs, targets = head_and_targets(45, bias, dtype)
+    with torch.no_grad():
+        loop = functools.partial(ops.cross_entropy_in_chunks, *inputs, targets, label_smoothing)
+        for with_gradients in (True, False):
+            assert_close(loop(with_gradients, True), loop(with_gradients, False))
+    ops.compiled_cross_entropy_of_rows.cache_clear()
+
+
 def test_cross_entropy_of_no_targets_is_zero(small_chunks: None) -> None:
     (states, weight, _), targets = head_and_targets(0, bias=False)
     loss = ops.linear_cross_entropy(states, weight, None, targets)
