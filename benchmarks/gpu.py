@@ -36,7 +36,7 @@ from hf_scratch_transformer.files import write_text
 from .luggage import CORPORA, LUGGAGE, environment_of, pack_corpus, pack_packages, unpack, unpack_packages
 
 if TYPE_CHECKING:
-    from .steps import Step
+    from .steps import Goal, Step
 
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "benchmarks/records/gpu"
@@ -101,6 +101,8 @@ def chosen(arguments: argparse.Namespace, records: Path) -> "list[Step]":
     for name in arguments.steps:
         if name not in STEPS:
             raise ValueError(unknown("step", name, STEPS))
+        if arguments.steps.count(name) > 1:
+            raise ValueError(f"step {name}: is named twice, and has one folder and one record")
     if arguments.steps:
         return [STEPS[name] for name in arguments.steps]
     return [step for step in STEPS.values() if not (read_record(records, step.name) or {}).get("is_complete")]
@@ -223,6 +225,8 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"left out: {step.name}, for want of {', '.join(lacking)}: prepare {step.name}")
             steps.remove(step)
     minutes = show_plan(steps)
+    if arguments.together:  # the longest of them, at least
+        minutes = max(predicted_seconds(step) / 60 for step in steps)
     if arguments.left is not None and minutes > arguments.left:
         fitting: list[str] = []
         rest = arguments.left
@@ -282,6 +286,8 @@ def run_step(
     device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     about = environment_of(device, "benchmarks.gpu")
     record: dict[str, Any] = {"step": step.name, "shows": step.shows, "environment": about, "commands": []}
+    record |= {"is_complete": False, "seconds": 0.0}
+    reached: dict[Goal, bool | None] = {}
     if beside:  # what it says of time is then no measure of speed
         record["beside"] = list(beside)
     outcomes: list[dict[str, Any]] = []

@@ -77,6 +77,7 @@ def test_operations_are_those_of_the_recipe(monkeypatch: pytest.MonkeyPatch) -> 
         ("run tests --luggage {} --left 9", "there is no GPU here"),
         ("run --together", "name the steps that are to run at once"),
         ("run tests train-decoder --together", "train-decoder measures speed"),
+        ("run tests wikitext2 tests --together", "step tests: is named twice"),
         ("prepare --data nowhere", "must be the folder that holds tinyshakespeare"),
         ("prepare shakespeare --data {} --luggage {}", "must hold input.txt"),
     ],
@@ -136,6 +137,25 @@ def test_a_command_is_told_to_stop_and_its_record_says_so(tmp_path: Path, monkey
     assert "saved" in command["printed"] and command["exit_code"] and not record["is_complete"]
     assert record["goals"] == [{"figure": "macro_f1", "value": 1, "is_least": True, "is_reached": None}]
     assert json.loads((tmp_path / "records/some.json").read_text()) == json.loads(json.dumps(record))
+
+
+def test_a_step_without_any_time_is_not_begun(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    step = Step("some", "nothing", (("senses",),), (Goal("macro_f1", 1),))
+    record = gpu.run_step(step, tmp_path, tmp_path, tmp_path / "records", lambda *_: pytest.fail("begun"), 0.0)
+    assert not record["is_complete"] and not record["commands"] and not (tmp_path / "records").exists()
+    assert "some: NOT complete in 0 s" in capsys.readouterr().err
+
+
+def test_steps_at_once_take_as_long_as_the_longest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr(steps, "predicted_seconds", lambda step: 120.0)
+    monkeypatch.setattr(gpu, "corpora_of", lambda step: set())
+    words = ["run", "tests", "wikitext2", "--output_dir", str(tmp_path), "--left", "3"]
+    for more, message in (([], "--left 3 is less"), (["--together"], "there is no GPU here")):
+        assert gpu.main([*words, *more]) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_steps_that_measure_no_speed_run_at_once_and_stop_together(
