@@ -143,12 +143,13 @@ def corpora_of(step: "Step") -> set[str]:
 
 def prepare(arguments: argparse.Namespace, packages: bool = True) -> int:
     """Pack what the steps need, in order of worth, as long as it is not too much."""
+    from training.folder import commit
+
     if arguments.data is None or not arguments.data.is_dir():
         raise ValueError(f"--data {arguments.data}: must be the folder that holds {', '.join(CORPORA)}")
     luggage = arguments.luggage
     luggage.mkdir(parents=True, exist_ok=True)
-    git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    write_text(luggage / "commit", git.stdout)
+    write_text(luggage / "commit", f"{commit() or ''}\n")
     if packages and not (luggage / "packages.tar.xz").exists():
         pack_packages(luggage / "packages.tar.xz")
     steps, taken = chosen(arguments, arguments.output_dir or RECORDS), {"packages.tar.xz", "commit"}

@@ -111,10 +111,12 @@ def missing(names: Sequence[str]) -> list[str]:
 
 
 def environment_of(device: "torch.device", module: str) -> dict[str, Any]:
-    """Versions, hardware and command; of sources that have travelled without git, the commit they were packed at."""
+    """Versions, hardware and command; of sources that have travelled, the commit they were packed at."""
     from training.folder import environment
 
     about = environment(device, 1, module)
-    if about["commit"] is None and (LUGGAGE / "commit").exists():
+    # Without git, or over an older commit, of which they are then taken for a change.
+    is_known = about["commit"] is not None and not about["commit"].endswith("-dirty")
+    if not is_known and (LUGGAGE / "commit").exists():
         about["commit"] = (LUGGAGE / "commit").read_text(encoding="utf-8").strip()
     return about

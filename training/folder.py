@@ -118,9 +118,9 @@ def processor() -> str | None:
 
 
 def commit() -> str | None:
-    """That of the sources, where git knows it."""
+    """That of the sources, where git knows it; with "-dirty" if they have been changed since."""
     try:
-        words = ["git", "rev-parse", "HEAD"]
+        words = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
         return subprocess.run(words, capture_output=True, text=True, cwd=Path(__file__).parent).stdout.strip() or None
     except FileNotFoundError:
         return None

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks import gpu, luggage, steps
 from benchmarks.steps import STEPS, Goal, Step
-from training import metrics
+from training import folder, metrics
 
 
 @pytest.mark.slow
@@ -109,6 +110,29 @@ def test_what_does_not_fit_is_left_for_another_time(
     assert gpu.main([*arguments, "wikitext2"]) == 2
     luggage.unpack(tmp_path / "luggage/tinyshakespeare.tar.xz", tmp_path / "data", "tinyshakespeare")
     assert (tmp_path / "data/tinyshakespeare/input.txt").read_bytes() == bytes(range(256)) * 4
+
+
+@pytest.mark.parametrize(("here", "said"), [("1" * 40, "1" * 40), ("1" * 40 + "-dirty", "2" * 40), (None, "2" * 40)])
+def test_sources_that_have_travelled_are_of_the_commit_they_were_packed_at(
+    here: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(luggage, "LUGGAGE", tmp_path)
+    monkeypatch.setattr(folder, "commit", lambda: here)
+    (tmp_path / "commit").write_text("2" * 40 + "\n")
+    assert luggage.environment_of(torch.device("cpu"), "benchmarks.gpu")["commit"] == said
+
+
+def test_sources_that_were_changed_are_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder, "__file__", str(tmp_path / "folder.py"))
+    assert folder.commit() is None
+    (tmp_path / "code").write_text("as committed")
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path)]
+    for words in (["init", "-q"], ["add", "code"], ["commit", "-qm", "a"], ["tag", "-am", "a", "v1"]):
+        subprocess.run([*git, *words], check=True)
+    clean = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    assert folder.commit() == clean
+    (tmp_path / "code").write_text("as it is now")
+    assert folder.commit() == f"{clean}-dirty"
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
