@@ -8,8 +8,9 @@ import statistics
 import pytest
 
 from hf_scratch_transformer.files import sha256
-from training import cards, metrics
+from training import cards, metrics, publication
 from training.__main__ import main
+from training.recipe import Data
 
 from . import tiny_runs
 
@@ -46,6 +47,7 @@ def test_a_card_gathers_the_seeds_of_its_recipe(trained):
     losses = [each["loss"] for each in cards.outcomes(folder)]
     assert losses == [last(trained / f"run{seed}", "test")["loss"] for seed in (3, 4, 5)] and len(set(losses)) == 3
     text = (folder / "README.md").read_text(encoding="utf-8")
+    assert "\n# card\n" in text  # the name that it has there, not that of a run
     assert text.count("## 3 seeds") == 1 and text.index("## 3 seeds") < text.index("\n## Recipe")
     assert f"| loss | {statistics.mean(losses):.5g} | {statistics.stdev(losses):.2g} |" in text
     corpus = last(trained / "run3", "finished")["corpus"]
@@ -101,6 +103,63 @@ def test_what_is_not_as_the_card_says_is_named(wrong, trained, card, tmp_path, c
         file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     assert verify(card, trained, tmp_path, "--seed=3") == 1
     assert f"{card}: not as the card says: {wrong}" in capsys.readouterr().err
+
+
+def test_any_score_of_a_task_is_judged(monkeypatch, trained, card, tmp_path, capsys):
+    """Also one by which the recipe does not choose its weights: of a translator its BLEU."""
+    monkeypatch.setattr(cards, "compared", lambda before, after: [("masked_accuracy", "", "", "", "outside")])
+    assert verify(card, trained, tmp_path, "--seed=3") == 1
+    assert "not as the card says: masked_accuracy" in capsys.readouterr().err
+    assert {"bleu", "exact_match", "flops", "corpus"} < {*cards.JUDGED}
+
+
+def rewrite(file, change):
+    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    for line in lines:
+        change(line)
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+
+
+def test_a_card_without_a_hash_says_so(trained, card, tmp_path, capsys):
+    for log in cards.logs(card):
+        rewrite(log, lambda line: line.pop("corpus", None))
+    assert verify(card, trained, tmp_path, "--seed=3") == 0
+    assert "unknown" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ('{"event": "te\n', "line 1: not JSON"),
+        ('{"event": "test", "step": "six", "loss": 1.0}\n', "step='six' must be a number"),
+        (
+            '{"event": "test", "step": 6, "loss": 1.0}\n{"event": "finished", "step": 6, "flops": "many"}\n',
+            "flops: 'many'",
+        ),
+        (None, "its seeds were trained on different corpora"),
+    ],
+)
+def test_a_damaged_card_is_refused_before_anything_is_trained(damage, message, trained, card, tmp_path, capsys):
+    if damage is None:
+        rewrite(card / "seed-4.jsonl", lambda line: line.update(corpus="0" * 64) if "corpus" in line else None)
+    else:
+        (card / "seed-4.jsonl").write_text(damage, encoding="utf-8")
+    assert verify(card, trained, tmp_path) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1 and not (tmp_path / "again").exists()
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"path": "owner/corpus"}, "owner/corpus"),
+        ({"path": "owner/pairs", "sources": [{}, {"columns": {"source": ["de"]}}]}, "owner/pairs"),
+        ({"path": "data", "sources": [{"split": "one/text.txt[:99%]"}, {"split": "two/*/train.txt"}]}, "one, two"),
+        ({"path": "data", "sources": [{"path": "owner/wiki"}, {"path": "owner/code"}]}, "owner/wiki, owner/code"),
+    ],
+)
+def test_a_card_says_what_was_trained_on(data, said):
+    assert publication.corpora(Data.model_validate(data)) == said
 
 
 def test_a_card_without_a_spread_is_refused(trained, card, tmp_path, capsys):

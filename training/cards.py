@@ -4,7 +4,8 @@
 
 A card's folder, as `--model_card` leaves it, holds `recipe.yaml`, `environment.json`, `README.md`, `curves.png` and
 `metrics.jsonl` of a run, and the metrics of its other seeds as `seed-2.jsonl` and so on. Of each score they have a mean
-and a spread, from which follows where a further seed should end.
+and a spread, from which follows where a further seed should end: of three, within 4.97 standard deviations, so few tell
+little of how far seeds lie apart. `--overwrite` lets it begin anew in the folder of an earlier try.
 """
 
 import json
@@ -32,6 +33,8 @@ FILES = (*(Path(name).name for name in COPIED), "recipe.yaml", "environment.json
 SEEDS = "seed-[0-9]*.jsonl"
 OF_A_RUN = ("seed", "output_dir", "overwrite", "resume", "model_card", "push_to_hub", "trackers")  # not of its result
 SPREAD = re.compile(r"<!-- seeds -->\n.*?<!-- end -->\n\n", re.DOTALL)
+# Of the scores those that tasks are about; the others follow from them, and each more is outside once in twenty times.
+JUDGED = ("loss", "bleu", "exact_match", "masked_accuracy", "flops", "corpus")
 FLOPS = 0.02  # by how much the training of seeds may differ: batches by length are no two alike
 
 
@@ -76,10 +79,11 @@ def verify(words: Sequence[str], train: Callable[[Recipe, Path], None]) -> list[
     """Train the recipe of the card in the folder `words[0]` by `train`, with the overrides after it, and compare.
 
     Returns:
-        What is not as the card says, of the score that the recipe is judged by, its FLOPs and its corpus.
+        What is not as the card says, of `JUDGED`, the score that the recipe chooses weights by among them.
 
     Raises:
-        RecipeError: there is no card with a spread, or its recipe or data cannot be used.
+        RecipeError: there is no card with a spread, its seeds are of different corpora, or its recipe or data cannot
+            be used.
     """
     if not words or words[0].startswith("-"):
         raise RecipeError("verify: name the folder of a model card, which holds recipe.yaml and metrics.jsonl")
@@ -90,6 +94,8 @@ def verify(words: Sequence[str], train: Callable[[Recipe, Path], None]) -> list[
             f"{folder} has metrics of {len(before)} run(s), which have no spread: train its recipe from other seeds "
             f"with --model_card {folder}"
         )
+    if len({each["corpus"] for each in before if "corpus" in each}) > 1:
+        raise RecipeError(f"{folder}: its seeds were trained on different corpora, by the SHA-256 in their metrics")
     tree, problems = read_yaml(source)
     tree |= {"output_dir": f"runs/verify_{folder.resolve().name}", "model_card": None, "push_to_hub": None}
     recipe = resolved(str(source), tree, words[1:], problems)
@@ -103,8 +109,8 @@ def verify(words: Sequence[str], train: Callable[[Recipe, Path], None]) -> list[
     for row in rows:
         table.add_row(*row)
     Console().print(table)
-    judged = {recipe.evaluation.best_metric, "flops", "corpus"}
-    return [name for name, *_, verdict in rows if name in judged and verdict]
+    judged = {recipe.evaluation.best_metric, *JUDGED}
+    return [name for name, *_, verdict in rows if name in judged and verdict in ("outside", "another")]
 
 
 def logs(folder: Path) -> list[Path]:
@@ -119,14 +125,21 @@ def outcomes(folder: Path) -> list[dict[str, Any]]:
 
 def outcome(file: Path) -> dict[str, Any]:
     """Scores of the test, or else of the last evaluation, and what the training took. Raises RecipeError where a run
-    has not finished."""
-    last = {line["event"]: line for line in read(file)}
+    has not finished, or its log is damaged."""
+    try:
+        last = {line["event"]: line for line in read(file)}
+    except ValueError as error:
+        raise RecipeError(str(error)) from error
     scores = last.get(_judge(file))
     if scores is None or not last.keys() & {"test", "finished"}:
         raise RecipeError(f"{file}: a run that has not {'been measured' if scores is None else 'finished'}")
     took = last.get("finished", {})  # which fine-tuning has not counted
     named = {name: value for name, value in scores.items() if isinstance(value, float) and name != "seconds"}
-    return named | {name: took[name] for name in ("flops", "corpus") if took.get(name)}
+    found = {name: took[name] for name in ("flops", "corpus") if took.get(name)}
+    for name, kind in {"flops": int | float, "corpus": str}.items():
+        if name in found and not isinstance(found[name], kind):
+            raise RecipeError(f"{file}: finished: {name}: {found[name]!r} is none")
+    return named | found
 
 
 def _judge(file: Path) -> str:
@@ -138,9 +151,10 @@ def compared(before: Sequence[Mapping[str, Any]], after: Mapping[str, Any]) -> I
     """For each number: its name, that of the card, where it was expected, what it is, and what is wrong with that."""
     for name, value in after.items():
         known = [each[name] for each in before if name in each]
-        if name == "corpus" and known:
-            yield name, known[0][:8], "the same", value[:8], "" if value in known else "another"
-        elif name != "corpus" and len(known) > 1:
+        if name == "corpus":
+            verdict = "unknown" if not known else "" if value in known else "another"
+            yield name, known[0][:8] if known else "-", "the same", value[:8], verdict
+        elif len(known) > 1:
             mean, spread = statistics.mean(known), statistics.stdev(known)
             reach = FLOPS * mean if name == "flops" else expected(spread, len(known))
             is_inside = math.isclose(value, mean, rel_tol=1e-9) or abs(value - mean) <= reach

@@ -20,7 +20,7 @@ from .base_model import PATH
 from .batches import IGNORED, Draws
 from .corpus import Corpus
 from .objectives import Batch
-from .recipe import ORDERS, OURS, dump
+from .recipe import ORDERS, OURS, Data, Source, dump
 from .run import Run, TrainingError
 
 COSTS = {
@@ -100,9 +100,9 @@ def records(run: Run, model: Path) -> hub.RunRecords:
     every = (text[:1000] for name in ("source", "text") for text in texts.get(name, ()))
     example = next(filter(None, (textwrap.shorten(text, EXAMPLE, placeholder="") for text in every)), None)
     return hub.RunRecords(
-        name=run.folder.name,
+        name=Path(recipe.model_card or run.folder).name,
         command=shlex.join(again(metrics.public(about.pop("command")))),
-        dataset=Path(recipe.data.path).name if is_file else recipe.data.path,
+        dataset=corpora(recipe.data),
         dataset_id=None if is_file else recipe.data.path,
         dataset_config=recipe.data.name,
         dataset_revision=recipe.data.revision,
@@ -123,6 +123,17 @@ def records(run: Run, model: Path) -> hub.RunRecords:
         },
         **({"example": example} if example else {}),
     )
+
+
+def corpora(data: Data) -> str:
+    """What is trained on, for a reader: ids on the Hub, or files and folders by their last names."""
+    names = []
+    for source in data.sources or (Source(),):
+        path, parts = source.path or data.path, Path(source.split[0]).parts
+        # Of several in one folder, each in its own.
+        inner = parts[0] if data.sources and source.path is None and len(parts) > 1 else None
+        names.append(inner or (Path(path).name if Path(path).exists() else path))
+    return ", ".join(dict.fromkeys(names))
 
 
 def cost(run: Run) -> dict[str, Any]:
