@@ -18,7 +18,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -87,12 +87,16 @@ def main(argv: Sequence[str]) -> None:
     )
     parser.add_argument("--processes", type=int, default=1, help="at once (%(default)s)")
     arguments, overrides = parser.parse_known_args(argv)
+    if arguments.processes < 1:
+        raise ValueError(f"--processes {arguments.processes}: must be 1 or more")
     ablations = read(arguments.file)
+    if others := sorted({*(arguments.seeds or ())} - {*ablations.seeds}):
+        raise ValueError(f"--seeds {others[0]}: {arguments.file} has {', '.join(map(str, ablations.seeds))}")
     ideas = [ablations.idea(name) for name in arguments.only] if arguments.only else ablations.ideas
     if ablations.score == "macro_f1" and arguments.senses is None:
         raise ValueError(f"{arguments.file}: score: macro_f1 is of the senses of words; give --senses FOLDER")
     path = arguments.file.with_suffix(".json")
-    record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"runs": []}
+    record = read_record(path)
     wanted: list[dict[str, Any]] = [
         {"seed": seed, "changes": changes}
         for idea in ideas
@@ -105,20 +109,28 @@ def main(argv: Sequence[str]) -> None:
     processor = machine["processor"] if device.type == "cpu" else machine["device"]
     about = {"commit": machine["commit"], "processor": processor, "torch": torch.__version__}
     threads = max(1, (os.cpu_count() or 1) // arguments.processes)
+    failed: list[ValueError] = []
     with ThreadPoolExecutor(arguments.processes) as pool, tqdm(total=len(wanted), unit="run") as bar:
-        runs = [
-            pool.submit(trained, ablations, run["changes"], run["seed"], overrides, threads, arguments.senses)
+        runs = {
+            pool.submit(trained, ablations, run["changes"], run["seed"], overrides, threads, arguments.senses): run
             for run in wanted
-        ]
+        }
         try:
-            for run, done in zip(wanted, runs, strict=True):
-                result = done.result()
-                record["runs"].append(run | result | about)
-                write_text(path, json.dumps(record, indent=1) + "\n")
+            for done in as_completed(runs):
                 bar.update()
+                try:
+                    result = done.result()
+                except ValueError as error:  # which is no reason to lose what the others come to
+                    failed.append(error)
+                    continue
+                record = read_record(path)  # another process may have written since
+                record["runs"].append(runs[done] | result | about)
+                write_text(path, json.dumps(record, indent=1) + "\n")
                 bar.set_postfix({ablations.score: f"{result[ablations.score]:.4g}"})
         finally:
             pool.shutdown(cancel_futures=True)
+    if failed:
+        raise failed[0]
     for row in table(ablations, record):
         print("  ".join(row))
 
@@ -137,6 +149,19 @@ def read(path: Path) -> Ablations:
         if idea.name in names[:place] or (idea.after and idea.after not in names[:place]):
             raise ValueError(f"{path}: {idea.name!r} must be new, and come after {idea.after!r}")
     return ablations
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """The runs so far, by the same name. Raises ValueError where there is something else."""
+    if not path.exists():
+        return {"runs": []}
+    try:
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        for run in record["runs"]:
+            run["changes"], run["seed"]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is no record of runs; remove it ({type(error).__name__}: {error})") from error
+    return record
 
 
 def trained(
@@ -158,6 +183,8 @@ def trained(
         log = Path(folder, "run", "metrics.jsonl")
         last = {line["event"]: line for line in metrics.read(log)}["finished"]
         scores = outcome(log)
+        if senses is None and ablations.score not in scores:
+            raise ValueError(f"score: {ablations.score} is none of what a test gives: {', '.join(scores)}")
         if senses is not None:
             words = ["evaluate", folder + "/run/model", "--senses", senses, "--leave-one-out", "--no-special-tokens"]
             told = ran([sys.executable, "-m", "training", *words, "--json"], str(changes), environment=environment)
@@ -199,6 +226,9 @@ def table(ablations: Ablations, record: dict[str, Any]) -> Iterator[list[str]]:
             within = max(spread, old_spread)
             verdict = "gains" if gained > within else "loses" if gained < -within else "no gain"
             gain, verdict = (f"{gained:+.4f}", verdict) if idea.changes else ("", "")
+            if {run["processor"] for run in known} != {run["processor"] for run in done}:
+                processors = " and ".join(sorted({run["processor"].split("(")[0].strip() for run in done}))
+                verdict += f" (on {processors}, unlike what it is beside)"
         role = "" if idea.name not in followed else "kept" if verdict == "gains" else "built on"
         yield [
             idea.name + (f" ({idea.source})" if idea.source else ""),

@@ -9,7 +9,8 @@ whole runs, comparison by comparison: a folder more there, and they have a row m
 `benchmarks.gpu`.
 
 What stands between `<!-- seeds: CARD SCORE -->` and `<!-- end -->` is the test's score of a card, mean and standard
-deviation over its seeds: its `metrics.jsonl` and those of other seeds beside it, `seed-2.jsonl` and so on. A table
+deviation over its seeds: its `metrics.jsonl` and those of other seeds beside it, `seed-2.jsonl` and so on; with the
+name of what was `measured` after SCORE, that. A table
 between `<!-- tasks -->` and `<!-- end -->` has a row for each task of `model_cards/tasks.yaml`: its budget, what
 version 0.1 reached, its card's score and what a run of that took. A task whose score is `measured: NAME` after training
 has it from what `evaluate --json` printed of each seed's model, `NAME.json`, `NAME-2.json` and so on beside the card.
@@ -33,7 +34,7 @@ import yaml
 
 from hf_scratch_transformer.files import write_text
 from training import metrics
-from training.cards import logs, outcome
+from training.cards import logs, outcome, write_spread
 
 from . import ablations, deployment, scale, texts
 from .gpu import read_record
@@ -44,7 +45,7 @@ ROOT = Path(__file__).parents[1]
 RECORDS = "benchmarks/records"
 TABLE = re.compile(r"(<!-- records: ([\w ]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 TASKS = re.compile(r"(<!-- tasks -->\n)(?:.*?)(<!-- end -->)", re.DOTALL)
-SEEDS = re.compile(r"(<!-- seeds: (\w+) (\w+) -->)(?:.*?)(<!-- end -->)", re.DOTALL)
+SEEDS = re.compile(r"(<!-- seeds: (\w+) (\w+)(?: (\w+))? -->)(?:.*?)(<!-- end -->)", re.DOTALL)
 ENGINES = re.compile(r"(<!-- engines: ([\w ]+) -->\n)(?:.*?)(<!-- end -->)", re.DOTALL)
 TEXTS = re.compile(r"(<!-- texts: ([\w ]+) -->\n)(?:.*?)(<!-- end -->)", re.DOTALL)
 ABLATIONS = re.compile(r"(<!-- ablations: (\w+) -->\n)(?:.*?)(<!-- end -->)", re.DOTALL)
@@ -126,7 +127,9 @@ def filled(text: str, root: Path) -> str:
     text = ENGINES.sub(deployed, text)
     text = TEXTS.sub(proposed, text)
     text = TASKS.sub(trained, text)
-    text = SEEDS.sub(lambda match: match[1] + over_seeds(root / "model_cards" / match[2], match[3]) + match[4], text)
+    text = SEEDS.sub(
+        lambda match: match[1] + over_seeds(root / "model_cards" / match[2], match[3], match[4] or "") + match[5], text
+    )
     return TABLE.sub(table, text)
 
 
@@ -141,7 +144,7 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in (head, ["---"] * len(head), *rows))
 
 
-TASK_HEAD = ["task", "budget, FLOPs", "version 0.1", "now", "FLOPs", "parameters", "best published", "command"]
+TASK_HEAD = ["task", "budget, FLOPs", "version 0.1", "aim", "now", "FLOPs", "parameters", "best published", "command"]
 
 
 def task_row(
@@ -152,21 +155,24 @@ def task_row(
     budget: float,
     command: str,
     first: str = "-",
+    aim: str = "-",
     published: str = "-",
     measured: str = "",
+    times: float = 1.0,
 ) -> list[str]:
-    """A task: what came of its card, and what the first of its seeds took as far as that was counted."""
+    """A task: what came of its card, so many `times`, and what its first seed took, as far as it was counted."""
     folder = root / "model_cards" / card
     rest = [published, f"`{command}`"]
     if not folder.exists():
-        return [task, f"{float(budget):.2e}", first, "not run", "-", "-", *rest]
+        return [task, f"{float(budget):.2e}", first, aim, "not run", "-", "-", *rest]
     lines = {line["event"]: line for line in metrics.read(folder / "metrics.jsonl")}
     flops, parameters = (lines.get("finished", {}).get(name) for name in ("flops", "parameters"))
-    found = over_seeds(folder, score, measured)
+    found = over_seeds(folder, score, measured, times)
     return [
         f"[{task}](model_cards/{card}/README.md)",
         f"{float(budget):.2e}",
         first,
+        aim,
         f"[{found}](model_cards/{card}/{measured}.json)" if measured else found,
         f"{flops:.2e}" if flops else "-",
         f"{parameters:,}" if parameters else "-",
@@ -184,11 +190,11 @@ def scored(file: Path, score: str) -> float:
     return float(value)
 
 
-def over_seeds(card: Path, score: str, measured: str = "") -> str:
+def over_seeds(card: Path, score: str, measured: str = "", times: float = 1.0) -> str:
     """`97.5 ± 0.3 over 3 seeds`, of what the runs themselves measured, or else of what `evaluate --json` said of each
     model, in files of that name. Raises ValueError where there is no such score."""
     files = sorted(card.glob(f"{measured}*.json")) if measured else logs(card)
-    values = [scored(file, score) for file in files]
+    values = [times * scored(file, score) for file in files]
     if not values:
         raise ValueError(f"README.md: there is no {card / measured}*.json")
     if len(values) == 1 or not (spread := statistics.stdev(values)):
@@ -250,7 +256,8 @@ STEP_KINDS = ("train", "generate", "embed")
 
 
 def steps(root: Path) -> Iterator[list[str]]:
-    """Rows for the steps of `benchmarks.gpu`, those that were not run too."""
+    """Rows for the steps of `benchmarks.gpu`, those that were not run too; of a run what its test says, the rest is in
+    its card."""
     for step in STEPS.values():
         goals = "<br>".join(map(str, step.goals))
         record = read_record(root / RECORDS / "gpu", step.name)
@@ -258,9 +265,17 @@ def steps(root: Path) -> Iterator[list[str]]:
             yield [step.shows, goals, "not run"]
             continue
         figures = record["figures"].items() if record["is_complete"] else ()
-        values = "<br>".join(f"{name} {told(value)}" for name, value in figures if isinstance(value, str | int | float))
+        shown = [each for each in figures if each[0] not in LOGGED and isinstance(each[1], str | int | float)]
+        values = "<br>".join(f"{name}{':' * isinstance(value, str)} {told(value)}" for name, value in shown)
         about = record["environment"]["device"] + ("" if record["is_complete"] else ", not complete")
         yield [f"[{step.shows}]({RECORDS}/gpu/{step.name}.json)", goals, f"{values or '-'}<br>({about})"]
+
+
+# What a line of a run's log has beside scores.
+LOGGED = {
+    *("step", "epoch", "seconds", "targets", "tokens_per_second", "data_wait", "learning_rate", "gradient_norm"),
+    *("memory_mb", "label_smoothing", "mfu"),
+}
 
 
 def told(value: str | float) -> str:
@@ -268,17 +283,23 @@ def told(value: str | float) -> str:
 
 
 def cards(root: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """The card of each recipe that was trained to its end on a GPU, of the first of several seeds."""
+    """The card of each recipe that was trained to its end on a GPU, and then the logs of its other seeds."""
     done: set[str] = set()
     for step in STEPS.values():
         record = read_record(root / RECORDS / "gpu", step.name)
         if record is None or sum("card" in command for command in record["commands"]) > 1:
             continue  # not run, or short runs beside each other, of a recipe that has a step of its own
         for command in record["commands"]:
-            name = Path(command["words"][1]).stem
-            if record["is_complete"] and "README.md" in command.get("card", {}) and name not in done:
-                done.add(name)
-                yield name, command["card"]
+            name, card = Path(command["words"][1]).stem, command.get("card", {})
+            if not record["is_complete"] or "README.md" not in card:
+                continue
+            if name in done:
+                seed = yaml.safe_load(card["recipe.yaml"])["seed"]
+                yield name, {f"seed-{seed}.jsonl": card["metrics.jsonl"]}
+                continue
+            done.add(name)
+            text = re.sub(rf"(?m)^(# |- name: ){re.escape(command['name'])}$", rf"\g<1>{name}", card["README.md"])
+            yield name, card | {"README.md": text}
 
 
 def write_card(folder: Path, card: dict[str, str]) -> None:
@@ -287,3 +308,4 @@ def write_card(folder: Path, card: dict[str, str]) -> None:
     for name, text in card.items():
         write_text(folder / name, text)
     metrics.draw(metrics.read(folder / "metrics.jsonl"), folder / "curves.png")
+    write_spread(folder)

@@ -65,7 +65,7 @@ def test_a_card_says_of_which_split_its_scores_are(card):
     for log in cards.logs(card):
         lines = [line for line in log.read_text(encoding="utf-8").splitlines(True) if '"event": "test"' not in line]
         log.write_text("".join(lines), encoding="utf-8")
-    cards._write_spread(card)
+    cards.write_spread(card)
     assert "| on validation | mean |" in (card / "README.md").read_text(encoding="utf-8")
 
 

@@ -72,7 +72,7 @@ def copy(run: Path, folder: Path) -> None:
             shutil.copy(run / name, folder)
         write_text(card, yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True))
         write_text(folder / "environment.json", json.dumps(entries["environment.json"], indent=1) + "\n")
-    _write_spread(folder)
+    write_spread(folder)
 
 
 def verify(words: Sequence[str], train: Callable[[Recipe, Path], None]) -> list[str]:
@@ -171,8 +171,8 @@ def _of_result(recipe: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in recipe.items() if name not in OF_A_RUN}
 
 
-def _write_spread(folder: Path) -> None:
-    """The scores of all seeds, into README.md before the section on training."""
+def write_spread(folder: Path) -> None:
+    """Of a card: the scores of all seeds, into README.md before the section on training."""
     path = folder / "README.md"
     card = SPREAD.sub("", path.read_text(encoding="utf-8"))
     if len(logs(folder)) > 1:
