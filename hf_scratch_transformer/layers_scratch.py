@@ -71,13 +71,12 @@ class RotaryPositions(nn.Module):
 
     def forward(self, position_ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:  # (B, T) -> 2 × (B, 1, T, D)
         inv_freq, scaling = self.frequencies(position_ids)
-        # Repeated here rather than put together at the end: a compiler works out both parts of a `cat` for each entry.
-        angles = position_ids[:, None, :, None].float() * inv_freq.repeat(2)  # (B, 1, T, D)
+        # Negated here and not at the end: what a compiler puts together, it works out twice.
+        angles = position_ids[:, None, :, None].float() * torch.cat((-inv_freq, inv_freq))  # (B, 1, T, D)
         cos, sin = angles.cos(), angles.sin()
         if scaling != 1.0:
             cos, sin = cos * scaling, sin * scaling
-        is_first = torch.arange(self.dim, device=sin.device) < self.dim // 2
-        return cos.to(dtype), torch.where(is_first, -sin, sin).to(dtype)
+        return cos.to(dtype), sin.to(dtype)
 
     def frequencies(self, position_ids: Tensor) -> tuple[Tensor, float]:  # -> (D/2,), a factor on cosines and sines
         rope, device = self.rope, position_ids.device
@@ -104,9 +103,7 @@ class RelativePositionBias(nn.Module):
         self.config, self.is_causal = config, is_causal
         self.table = nn.Embedding(config.relative_attention_num_buckets, config.num_attention_heads)
 
-    def forward(
-        self, back: Tensor, mask: Tensor | None
-    ) -> Tensor:  # (T, S), how far behind a query -> (B or 1, H, T, S)
+    def forward(self, back: Tensor, mask: Tensor | None) -> Tensor:  # (T, S), how far behind -> (B or 1, H, T, S)
         """The bias, and beside it the mask. Without one a token sees what is before it, or an encoder's all."""
         distance, count = back.clamp(min=0), self.config.relative_attention_num_buckets
         first = torch.zeros_like(back)

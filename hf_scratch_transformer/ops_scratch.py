@@ -5,7 +5,6 @@ Shapes: N rows, D width, V vocabulary.
 """
 
 import zlib
-from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -103,6 +102,8 @@ class FusedRMSNorm(torch.autograd.Function):
 # the gradient of the weight in few turns.
 CHUNK, CPU_CHUNK = 2**27, 2**23
 
+compiled = cache(torch.compile)  # when it is asked for, since compilers take long to import
+
 
 def linear_cross_entropy(
     hidden_states: Tensor,  # (N, D)
@@ -141,7 +142,7 @@ def cross_entropy_in_chunks(
     loss, grad_states = zeros(()), torch.zeros_like(hidden_states)
     grad_weight = zeros(weight.shape if with_gradients else 0)
     grad_bias = zeros(len(weight) if with_gradients and bias is not None else 0)
-    of_rows = compiled_cross_entropy_of_rows() if is_compiled else cross_entropy_of_rows
+    of_rows = compiled(cross_entropy_of_rows) if is_compiled else cross_entropy_of_rows
     for rows in (target_ids != -100).nonzero()[:, 0].split(chunk_rows(weight)):
         states, targets = hidden_states[rows], target_ids[rows, None]
         loss_of_rows, grad_logits = of_rows(states, weight, bias, targets, label_smoothing, with_gradients)
@@ -159,34 +160,24 @@ def cross_entropy_in_chunks(
 
 
 def cross_entropy_of_rows(
-    states: Tensor,  # (n, D)
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,  # (n, 1)
-    label_smoothing: float,
-    with_gradients: bool,
-) -> tuple[Tensor, Tensor]:  # (), (n, V)
-    """The loss, and its gradient by the logits: their probabilities less the distribution of the target."""
+    states: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, label_smoothing: float, with_gradients: bool
+) -> tuple[Tensor, Tensor]:  # (n, D), (V, D), (V,), (n, 1) -> (), (n, V)
+    """The loss, and its gradient by the logits: their probabilities less the distribution of the target. Compiled it
+    takes a third of the passes over memory."""
     logits, dtype = F.linear(states, weight, bias), torch.promote_types(weight.dtype, torch.float32)
-    log_probabilities = F.log_softmax(logits, dim=-1, dtype=dtype)
+    log_probabilities, even = F.log_softmax(logits, dim=-1, dtype=dtype), label_smoothing / len(weight)
     of_targets = log_probabilities.gather(1, targets)
     loss = (label_smoothing - 1) * of_targets.sum()
     if label_smoothing:
-        loss = loss - label_smoothing / len(weight) * log_probabilities.sum()
+        loss = loss - even * log_probabilities.sum()
     if not with_gradients:
         return loss, logits
-    at_targets = of_targets.exp() - (1 - label_smoothing + label_smoothing / len(weight))
+    # Written at once in the type that is multiplied, over what is not needed any more.
+    grad_logits = torch.exp(log_probabilities, out=log_probabilities if weight.dtype == dtype else logits)
     if label_smoothing:
-        grad_logits = log_probabilities.exp_().sub_(label_smoothing / len(weight)).to(weight.dtype)
-    else:  # written at once in the type that is multiplied, over what is not needed any more
-        grad_logits = torch.exp(log_probabilities, out=log_probabilities if weight.dtype == dtype else logits)
+        grad_logits -= even
+    at_targets = of_targets.exp() - (1 - label_smoothing + even)
     return loss, grad_logits.scatter_(1, targets, at_targets.to(weight.dtype))
-
-
-@cache
-def compiled_cross_entropy_of_rows() -> Callable[..., tuple[Tensor, Tensor]]:
-    """The same in a third of the passes over memory. Made when it is asked for, since compilers take long to import."""
-    return torch.compile(cross_entropy_of_rows)
 
 
 def chunk_rows(weight: Tensor) -> int:
@@ -221,21 +212,17 @@ def _backward(ctx: Any, grad: Tensor, *unused: Any) -> tuple[Tensor | None, ...]
 # file, the package's and those of models from the Hub, share it where they are the same.
 _name = f"cross_entropy_in_chunks_{zlib.crc32(Path(__file__).read_bytes()):08x}"
 if not hasattr(torch.ops.scratch_transformer, _name):
+    # No part of a CUDA graph: it asks the device how many targets there are.
     _registered = torch.library.custom_op(
-        f"scratch_transformer::{_name}",
-        cross_entropy_in_chunks,
-        mutates_args=(),
-        tags=(torch.Tag.cudagraph_unsafe,),  # it asks the device how many targets there are
+        f"scratch_transformer::{_name}", cross_entropy_in_chunks, mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,)
     )
     _registered.register_fake(_shapes)
     _registered.register_autograd(_backward, setup_context=_save_gradients)
 operation = getattr(torch.ops.scratch_transformer, _name)
 
 
-def _flops(
-    states: Any, weight: Tensor, bias: Any, targets: Tensor, smoothing: Any, gradients: bool, *_: Any, **__: Any
-) -> int:
-    return (6 if gradients else 2) * int((targets != -100).sum()) * weight.numel()
+def _flops(states: Any, weight: Tensor, bias: Any, targets: Tensor, *rest: Any, **_: Any) -> int:
+    return (6 if rest[1] else 2) * int((targets != -100).sum()) * weight.numel()
 
 
 if operation not in flop_registry:  # for `FlopCounterMode`, which cannot look inside

@@ -273,12 +273,11 @@ class ScratchStack(ScratchPreTrainedModel):
         if isinstance(attention_mask, dict):
             return attention_mask  # as `generate` prepares them for a compiled step
         kinds, length = set(self.layer_types), inputs_embeds.shape[1]
-        config = self.masking_config(kwargs)
         is_next = type(cache) is DynamicCache and length == 1
         if attention_mask is None and is_next and kinds == {"full_attention"}:
             return {"full_attention": None}  # it sees all before it
         arguments: dict[str, Any] = {
-            "config": config,
+            "config": self.masking_config(kwargs),
             "inputs_embeds": inputs_embeds,
             "attention_mask": attention_mask,
             "past_key_values": cache,
@@ -291,11 +290,11 @@ class ScratchStack(ScratchPreTrainedModel):
                     slots = max(cache.get_mask_sizes(length, index)[0] for index in range(len(self.layers)))
                     documents = F.pad(documents * (cache.get_seq_length() == 0), (0, slots - length))
                 arguments["and_mask_function"] = packed_sequence_mask_function(documents)
-        # Whole texts need none beside the kernel's own causality, which is several times as fast. In a compiled graph
-        # transformers before 5.23 or torch before 2.13 would make one.
-        is_whole = attention_mask is None and position_ids is None and cache is None
-        unmasked = {"full_attention"} if is_whole and config._attn_implementation == "sdpa" else set()
-        return {kind: None if kind in unmasked else MASKS[self.is_causal, kind](**arguments) for kind in kinds}
+        # Whole texts need none beside the kernel's own causality, several times as fast: transformers before 5.23 or
+        # torch before 2.13 would make one in a compiled graph.
+        kernel, is_whole = arguments["config"]._attn_implementation, attention_mask is position_ids is cache is None
+        unmasked = "full_attention" if is_whole and kernel == "sdpa" else None
+        return {kind: None if kind == unmasked else MASKS[self.is_causal, kind](**arguments) for kind in kinds}
 
     def distances(
         self, kind: str, mask: Tensor | None, inputs_embeds: Tensor, past_length: int | Tensor, cache: Cache | None

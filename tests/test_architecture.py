@@ -34,21 +34,21 @@ BELOW: dict[str, set[str]] = {  # each file, and what it may import
 BUDGETS = {
     "configuration_scratch": 525,  # to become 350
     "norms_scratch": 40,
-    "ops_scratch": 210,
+    "ops_scratch": 229,
     "unpadding_scratch": 133,  # to become 110
     "cache_scratch": 68,  # to become 60
     "generation_scratch": 80,
     "tokenization_scratch": 81,
     "layers_scratch": 423,  # to become 330
-    "stack_scratch": 408,  # to become 320
+    "stack_scratch": 412,  # to become 320
     "heads_scratch": 352,  # to become 320
     "modeling_scratch_encoder": 158,  # to become 130
     "modeling_scratch_decoder": 160,  # to become 150
     "modeling_scratch_seq2seq": 283,  # to become 250
 }
 FOLDERS = {  # of all files that a model carries
-    "modeling_scratch_encoder": 2237,  # to become 1750
-    "modeling_scratch_decoder": 2387,  # to become 1850
+    "modeling_scratch_encoder": 2262,  # to become 1750
+    "modeling_scratch_decoder": 2412,  # to become 1850
 }
 
 
