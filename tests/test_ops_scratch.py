@@ -55,15 +55,13 @@ def test_rows_of_logits_compiled_by_themselves_are_the_same(
     bias: bool, label_smoothing: float, dtype: torch.dtype, small_chunks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a compiled step on a GPU, whose graph holds the loop over them as one operation."""
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager", fullgraph=True))
+    monkeypatch.setattr(ops, "compiled", functools.partial(torch.compile, backend="aot_eager", fullgraph=True))
     torch._dynamo.reset()
-    ops.compiled_cross_entropy_of_rows.cache_clear()
     inputs, targets = head_and_targets(45, bias, dtype)
     with torch.no_grad():
         loop = functools.partial(ops.cross_entropy_in_chunks, *inputs, targets, label_smoothing)
         for with_gradients in (True, False):
             assert_close(loop(with_gradients, True), loop(with_gradients, False))
-    ops.compiled_cross_entropy_of_rows.cache_clear()
 
 
 def test_cross_entropy_of_no_targets_is_zero(small_chunks: None) -> None:

@@ -1,6 +1,7 @@
 """Ideas about a recipe, each alone, over seeds."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -29,17 +30,19 @@ def written(folder: Path, **fields: object) -> Path:
 
 
 def run(changes: dict, seed: int, loss: float) -> dict:
-    return {"changes": changes, "seed": seed, "loss": loss, "flops": 1e6, "parameters": 7}
+    about = {"parameters": 7, "processor": "Abacus (1 GHz)"}
+    return {"changes": changes, "seed": seed, "loss": loss, "flops": 1e6, **about}
 
 
 def test_each_idea_is_run_over_the_seeds_and_none_twice(tmp_path, monkeypatch, capsys):
     file = written(tmp_path)
     assert main(["ablations", str(file), "--only", "as it is", "slower", "--processes", "2"]) == 0
     record = json.loads(file.with_suffix(".json").read_text())
-    assert [(run["seed"], *run["changes"]) for run in record["runs"]] == [
+    runs = sorted(record["runs"], key=lambda run: (len(run["changes"]), run["seed"]))  # they end in any order
+    assert [(run["seed"], *run["changes"]) for run in runs] == [
         (seed, *idea.get("changes", {})) for idea in IDEAS["ideas"][:2] for seed in (1, 2)
     ]
-    losses = [run["loss"] for run in record["runs"]]
+    losses = [run["loss"] for run in runs]
     assert losses[0] != losses[1] and max(losses[:2]) < min(losses[2:]), "a rate of nothing learns nothing"
     assert all(run["flops"] > 0 and run["parameters"] > 0 for run in record["runs"])
     rows = [*ablations.table(ablations.read(file), record)]
@@ -76,6 +79,9 @@ def test_what_gains_less_than_the_spread_does_not_gain(tmp_path):
     rows = [*ablations.table(ablations.read(file), {"runs": uneven})]
     assert rows[1][-1] == "no gain, built on", "of the larger spread, not of one between the two"
     assert len(rows) == 2, "what was not run has no row"
+    other = [each | {"processor": "Counting Frame (2 GHz)"} for each in runs[2:]]
+    rows = [*ablations.table(ablations.read(file), {"runs": runs[:2] + other})]
+    assert rows[1][-1] == "loses (on Counting Frame, unlike what it is beside), built on"
     rows = [*ablations.table(ablations.read(file), {"runs": runs[:3]})]
     assert rows[1][2:4] == [f"{2.0 - gain:.4f}", ""], "one seed has no spread"
     assert rows[1][-1] == "1 of 2 seeds, built on"
@@ -110,3 +116,39 @@ def test_an_idea_that_cannot_be_run_is_said(tmp_path, capsys):
     assert "hidden_size" in capsys.readouterr().err
     assert main(["ablations", str(file), "--only", "right"]) == 2
     assert "'right' is no idea" in capsys.readouterr().err
+
+
+def test_an_idea_that_cannot_be_run_loses_no_others(tmp_path, capsys):
+    wrong = {"name": "wrong", "changes": {"model.hidden_sizes": 4}}
+    file = written(tmp_path, ideas=[wrong, IDEAS["ideas"][0]])
+    assert main(["ablations", str(file), "--seeds", "1"]) == 2
+    assert "hidden_size" in capsys.readouterr().err
+    (kept,) = json.loads(file.with_suffix(".json").read_text())["runs"]
+    assert kept["changes"] == {} and kept["seed"] == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--processes", "0"], "--processes 0: must be 1 or more"),
+        (["--seeds", "1", "7"], "--seeds 7: .*ideas.yaml has 1, 2"),
+    ],
+)
+def test_numbers_that_cannot_be_are_said(tmp_path, monkeypatch, capsys, words, said):
+    monkeypatch.setattr(ablations, "trained", lambda *_: pytest.fail("too late"))
+    assert main(["ablations", str(written(tmp_path)), *words]) == 2
+    assert re.search(said, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"runs": [{"seed": 1}]}', '{"runs": 3}', '{"runs": ["x"]}'])
+def test_a_damaged_record_is_said_and_left_alone(tmp_path, capsys, text):
+    file = written(tmp_path)
+    file.with_suffix(".json").write_text(text)
+    assert main(["ablations", str(file)]) == 2
+    assert "ideas.json is no record of runs" in capsys.readouterr().err
+    assert file.with_suffix(".json").read_text() == text
+
+
+def test_scores_that_a_test_does_not_give_are_said(tmp_path, capsys):
+    assert main(["ablations", str(written(tmp_path, score="blue")), "--only", "as it is", "--seeds", "1"]) == 2
+    assert "score: blue is none of what a test gives: " in capsys.readouterr().err

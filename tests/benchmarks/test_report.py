@@ -1,7 +1,6 @@
 """Reports: the README says what the records say."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -98,13 +97,20 @@ def test_a_score_is_the_mean_over_seeds(tmp_path: Path) -> None:
     assert "-->28, one seed<!--" in readme.filled(text, tmp_path)  # of a recipe without a test
     with pytest.raises(ValueError, match="metrics.jsonl has no chrf"):
         readme.filled(text.replace("bleu", "chrf"), tmp_path)
+    text = text.replace("it bleu -->", "it bleu other -->")
+    with pytest.raises(ValueError, match=r"there is no .*it.other\*\.json"):
+        readme.filled(text, tmp_path)
+    for name, bleu in (("other", 20.0), ("other-2", 22.0)):  # which `evaluate --json` said of other texts
+        (card / f"{name}.json").write_text(json.dumps({"bleu": bleu}))
+    assert "bleu other -->21.0 ± 1.4 over 2 seeds<!--" in readme.filled(text, tmp_path)
 
 
 def test_a_task_has_its_budget_what_came_of_it_and_what_that_took(tmp_path: Path) -> None:
     card, empty = tmp_path / "model_cards/it", "<!-- tasks -->\n<!-- end -->"
     card.mkdir(parents=True)
     tasks = [
-        {"card": "it", "task": "captions", "score": "bleu", "budget": 9.7e13, "first": "29", "command": "make it"},
+        {"card": "it", "task": "captions", "score": "bleu", "budget": 9.7e13, "first": "29", "command": "make it"}
+        | {"aim": "40", "times": 2},
         {"card": "other", "task": "senses", "score": "macro_f1", "budget": 1e15, "published": "90", "command": "make"}
         | {"measured": "senses"},
     ]
@@ -113,10 +119,9 @@ def test_a_task_has_its_budget_what_came_of_it_and_what_that_took(tmp_path: Path
     finished = {"event": "finished", "step": 1440, "parameters": 2_900_000, "targets": 5_500_000, "flops": 4.1e14}
     (card / "metrics.jsonl").write_text(json.dumps(test) + "\n" + json.dumps(finished) + "\n")
     text = readme.filled(empty, tmp_path)
-    one = (
-        "| [captions](model_cards/it/README.md) | 9.70e+13 | 29 | 30, one seed | 4.10e+14 | 2,900,000 | - | `make it` |"
-    )
-    assert {one, "| senses | 1.00e+15 | - | not run | - | - | 90 | `make` |"} <= {*text.splitlines()}
+    it = "[captions](model_cards/it/README.md)"
+    one = f"| {it} | 9.70e+13 | 29 | 40 | 60, one seed | 4.10e+14 | 2,900,000 | - | `make it` |"
+    assert {one, "| senses | 1.00e+15 | - | - | not run | - | - | 90 | `make` |"} <= {*text.splitlines()}
     assert readme.filled(text, tmp_path) == text
     (card.parent / "other").mkdir()
     (card.parent / "other" / "metrics.jsonl").write_text("")
@@ -132,21 +137,38 @@ def test_a_task_has_its_budget_what_came_of_it_and_what_that_took(tmp_path: Path
 
 def test_what_was_not_run_on_a_gpu_is_said(tmp_path: Path) -> None:
     step = STEPS["shakespeare"]
-    record = {
+    card = {"README.md": "# it\n\nIts name is it.\n", "metrics.jsonl": ""}
+    record: dict[str, Any] = {
         "environment": {"device": "a card"},
         "is_complete": True,
         "figures": {"loss": 1.23456, "step": 7},
-        "commands": [{"words": ["training", "some/recipe.yaml"], "card": {"README.md": "# It", "metrics.jsonl": ""}}],
+        "commands": [{"words": ["training", "some/recipe.yaml"], "name": "it", "card": card}],
     }
     folder = tmp_path / "benchmarks/records/gpu"
     folder.mkdir(parents=True)
     (folder / f"{step.name}.json").write_text(json.dumps(record))
     filled = readme.filled(TABLE.format("gpu"), tmp_path)
     assert filled.count("| not run |") == len(STEPS) - 1
-    result = "loss ≤ 1.42 | loss 1.235<br>step 7<br>(a card) |"
+    result = "loss ≤ 1.42 | loss 1.235<br>(a card) |"  # no more than a test says; the rest is in the card
     assert f"[{step.shows}](benchmarks/records/gpu/shakespeare.json) | {result}" in filled
-    assert list(readme.cards(tmp_path)) == [("recipe", record["commands"][0]["card"])]  # type: ignore[index]
-    shutil.copy(ROOT / "model_cards/demo/metrics.jsonl", folder)
-    text = (folder / "metrics.jsonl").read_text()
-    readme.write_card(tmp_path / "card", {"README.md": "# It", "metrics.jsonl": text})
-    assert (tmp_path / "card/curves.png").read_bytes().startswith(b"\x89PNG")
+    assert [*readme.cards(tmp_path)] == [("recipe", card | {"README.md": "# recipe\n\nIts name is it.\n"})]
+
+
+def test_seeds_that_were_run_on_a_gpu_share_a_card(tmp_path: Path) -> None:
+    folder = tmp_path / "benchmarks/records/gpu"
+    folder.mkdir(parents=True)
+    said = "# it\n\n| dataset | split | score | value |\n| --- | --- | --- | --- |\n| it | test | bleu | {} |\n"
+    for seed, bleu in ((1, 30.0), (2, 32.0)):
+        lines = [{"event": "train", "step": 1, "loss": 3.0}, {"event": "test", "step": 1, "bleu": bleu}]
+        log = "".join(json.dumps(line) + "\n" for line in lines)
+        card = {"README.md": said.format(bleu), "metrics.jsonl": log, "recipe.yaml": f"seed: {seed}\n"}
+        command = {"words": ["training", "some/recipe.yaml"], "name": "it", "card": card}
+        record = {"environment": {"device": "a card"}, "is_complete": True, "figures": {}, "commands": [command]}
+        (folder / f"multi30k-{seed}.json").write_text(json.dumps(record))
+    (name, card), (other, logs) = readme.cards(tmp_path)
+    assert name == other == "recipe" and [*logs] == ["seed-2.jsonl"] and card["recipe.yaml"] == "seed: 1\n"
+    readme.write_card(tmp_path / name, card)
+    readme.write_card(tmp_path / name, logs)
+    assert (tmp_path / "recipe/curves.png").read_bytes().startswith(b"\x89PNG")
+    text = (tmp_path / "recipe/README.md").read_text()
+    assert "| bleu | 30.0 |" in text and "| bleu | 31 | 1.4 |" in text
