@@ -22,6 +22,7 @@ import dataclasses
 import gc
 import importlib
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -198,6 +199,9 @@ def main(argv: Sequence[str]) -> int:
     except (ValueError, OSError) as error:
         print(f"benchmarks: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("benchmarks: stopped by SIGINT", file=sys.stderr)
+        return 128 + signal.SIGINT
     return 0
 
 

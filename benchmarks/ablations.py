@@ -12,6 +12,7 @@ Several run at once, with an equal share of the cores each. `python -m benchmark
 """
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -22,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -31,6 +33,7 @@ from hf_scratch_transformer.files import write_text
 from training import metrics
 from training.cards import outcome
 
+from .gpu import terminable
 from .luggage import environment_of
 from .preparation import ran
 
@@ -56,6 +59,7 @@ class Ablations(BaseModel):
 
     recipe: str
     score: str  # of the test of each run
+    times: float = 1.0  # in the table: ln 2 for nats of bits
     is_rising: bool = False  # more of it is better
     seeds: list[int]
     common: dict[str, Any] = {}
@@ -110,7 +114,11 @@ def main(argv: Sequence[str]) -> None:
     about = {"commit": machine["commit"], "processor": processor, "torch": torch.__version__}
     threads = max(1, (os.cpu_count() or 1) // arguments.processes)
     failed: list[ValueError] = []
-    with ThreadPoolExecutor(arguments.processes) as pool, tqdm(total=len(wanted), unit="run") as bar:
+    with (
+        terminable(),
+        ThreadPoolExecutor(arguments.processes) as pool,
+        tqdm(total=len(wanted), unit="run") as bar,
+    ):
         runs = {
             pool.submit(trained, ablations, run["changes"], run["seed"], overrides, threads, arguments.senses): run
             for run in wanted
@@ -127,8 +135,12 @@ def main(argv: Sequence[str]) -> None:
                 record["runs"].append(runs[done] | result | about)
                 write_text(path, json.dumps(record, indent=1) + "\n")
                 bar.set_postfix({ablations.score: f"{result[ablations.score]:.4g}"})
-        finally:
-            pool.shutdown(cancel_futures=True)
+        except BaseException:  # a signal, for one: what runs ends too, and takes its folder with it
+            pool.shutdown(wait=False, cancel_futures=True)
+            for child in psutil.Process().children():
+                with contextlib.suppress(psutil.Error):
+                    child.terminate()
+            raise
     if failed:
         raise failed[0]
     for row in table(ablations, record):
@@ -218,10 +230,10 @@ def table(ablations: Ablations, record: dict[str, Any]) -> Iterator[list[str]]:
         if not done:
             continue
         known = runs_of(ablations.changes(ablations.idea(idea.after)) if idea.after else {})
-        mean, spread = spread_of(done, ablations.score)
+        mean, spread = spread_of(done, ablations.score, ablations.times)
         gain, verdict = "", f"{len(done)} of {len(ablations.seeds)} seeds"
         if len(done) == len(known) == len(ablations.seeds):
-            old, old_spread = spread_of(known, ablations.score)
+            old, old_spread = spread_of(known, ablations.score, ablations.times)
             gained = (mean - old) * (1 if ablations.is_rising else -1)
             within = max(spread, old_spread)
             verdict = "gains" if gained > within else "loses" if gained < -within else "no gain"
@@ -242,6 +254,7 @@ def table(ablations: Ablations, record: dict[str, Any]) -> Iterator[list[str]]:
         ]
 
 
-def spread_of(runs: Sequence[dict[str, Any]], name: str) -> tuple[float, float]:
-    values = [run[name] for run in runs]
+def spread_of(runs: Sequence[dict[str, Any]], name: str, times: float = 1.0) -> tuple[float, float]:
+    """Mean and standard deviation of a score over seeds."""
+    values = [times * run[name] for run in runs]
     return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0

@@ -1,9 +1,15 @@
 """Ideas about a recipe, each alone, over seeds."""
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
@@ -94,6 +100,8 @@ def test_reports_have_the_table(tmp_path):
     file.with_suffix(".json").write_text(json.dumps({"runs": [run({}, 1, 2.0), run({}, 2, 2.1)]}))
     text = readme.filled("<!-- ablations: ideas -->\nold\n<!-- end -->\n", tmp_path)
     assert "| as it is |" in text and "2.0500 ± 0.0707" in text and "old" not in text
+    written(folder, times=2.0)
+    assert "4.1000 ± 0.1414" in readme.filled(text, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -112,19 +120,44 @@ def test_what_says_nothing_is_refused(tmp_path, capsys, fields, said):
 
 def test_an_idea_that_cannot_be_run_is_said(tmp_path, capsys):
     file = written(tmp_path, ideas=[{"name": "wrong", "changes": {"model.hidden_sizes": 4}}])
-    assert main(["ablations", str(file)]) == 2
+    assert main(["ablations", str(file), "--seeds", "1"]) == 2
     assert "hidden_size" in capsys.readouterr().err
     assert main(["ablations", str(file), "--only", "right"]) == 2
     assert "'right' is no idea" in capsys.readouterr().err
 
 
-def test_an_idea_that_cannot_be_run_loses_no_others(tmp_path, capsys):
+def test_an_idea_that_cannot_be_run_loses_no_others(tmp_path, monkeypatch, capsys):
+    def trained(_, changes, seed, *rest):
+        if changes:
+            raise ValueError("model.hidden_sizes: there is none")
+        return {"loss": 2.0 + seed, "flops": 1e6, "parameters": 7}
+
+    monkeypatch.setattr(ablations, "trained", trained)
     wrong = {"name": "wrong", "changes": {"model.hidden_sizes": 4}}
     file = written(tmp_path, ideas=[wrong, IDEAS["ideas"][0]])
-    assert main(["ablations", str(file), "--seeds", "1"]) == 2
-    assert "hidden_size" in capsys.readouterr().err
-    (kept,) = json.loads(file.with_suffix(".json").read_text())["runs"]
-    assert kept["changes"] == {} and kept["seed"] == 1
+    assert main(["ablations", str(file)]) == 2
+    assert "model.hidden_sizes: there is none" in capsys.readouterr().err
+    runs = json.loads(file.with_suffix(".json").read_text())["runs"]
+    assert [(run["changes"], run["seed"], run["loss"]) for run in runs] == [({}, 1, 3.0), ({}, 2, 4.0)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def test_a_signal_ends_what_runs_too(tmp_path, number):
+    slow = {"name": "slow", "changes": {"optimisation.max_steps": 10**6}}
+    file, folder = written(tmp_path, ideas=[slow]), tmp_path / "temporary"
+    folder.mkdir()
+    command = [sys.executable, "-m", "benchmarks", "ablations", str(file), "--seeds", "1"]
+    environment = os.environ | {"TMPDIR": str(folder)}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, process_group=0) as process:
+        while not [*folder.glob("*/run/metrics.jsonl")]:
+            assert process.poll() is None
+            time.sleep(0.05)
+        (child,) = psutil.Process(process.pid).children()
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + number and "Traceback" not in said, said
+    assert not child.is_running() and not [*folder.glob("*/run")]
+    assert not file.with_suffix(".json").exists()
 
 
 @pytest.mark.parametrize(
