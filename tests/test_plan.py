@@ -135,7 +135,8 @@ def test_options_that_cannot_be_are_named(tmp_path, capsys):
         assert said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [[], pytest.param(["--minutes", "20", "--fit"], marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [[], ["--minutes", "20", "--fit"]])
 def test_a_plan_of_two_processes_is_said_once(words, tmp_path):
     recipe = tiny_runs.write_recipe(tmp_path)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]

@@ -14,6 +14,7 @@ import pytest
 
 from tests import tiny_runs
 from training import corpus, preparation, sources
+from training.__main__ import main
 from training.objectives import OBJECTIVES
 from training.recipe import parse
 from training.sections import RecipeError
@@ -178,16 +179,17 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
-def test_the_command_prepares_what_a_run_then_finds(tmp_path, cache):
+def test_the_command_prepares_what_a_run_then_finds(tmp_path, cache, capsys):
     recipe = tiny_runs.write_recipe(tmp_path)
-    words = [sys.executable, "-m", "training", "prepare", str(recipe), "--data.cache", str(cache)]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    words = ["prepare", str(recipe), "--data.cache", str(cache)]
+    program = [sys.executable, "-m", "training"]
+    done = subprocess.run([*program, *words], cwd=ROOT, capture_output=True, text=True, check=True)
     assert "train: 60 rows of 60" in done.stdout and f"kinds in {cache}" in done.stdout
     before = {path: path.stat().st_mtime_ns for path in cache.rglob("*") if path.suffix in (".tokens", ".json")}
     assert tiny_runs.run(recipe, tmp_path / "run", "--data.cache", str(cache)) == 0
     assert before == {path: path.stat().st_mtime_ns for path in cache.rglob("*") if path in before}
-    refused = subprocess.run([*words, "--data.streaming"], cwd=ROOT, capture_output=True, text=True)
-    assert refused.returncode == 2 and "data.streaming: a stream is read as it comes" in refused.stderr
+    assert main([*words, "--data.streaming"]) == 2
+    assert "data.streaming: a stream is read as it comes" in capsys.readouterr().err
 
 
 def test_rows_that_are_refused_are_refused_each_time(tmp_path, cache):

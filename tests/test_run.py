@@ -113,6 +113,7 @@ def test_the_programs_that_onednn_keeps_are_few(recipe):
     assert len(made) == 200 and "create:cache_miss" in made[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
 def test_memory_that_a_step_frees_is_there_for_the_next(recipe):
     """Or each large tensor is had anew from the system, a fault for each 4 KB: 4,096 for 16 MiB."""

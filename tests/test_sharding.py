@@ -534,7 +534,10 @@ def test_a_part_that_cannot_be_written_ends_the_run_of_all(runs, tmp_path):
 OURS = ("encoder", "decoder", "seq2seq")
 
 
-@pytest.mark.parametrize(("natives", "asked"), [(("llama", "bert", "marian"), {}), (("llama", "tied", "qwen3"), GROUP)])
+@pytest.mark.parametrize(
+    ("natives", "asked"),
+    [pytest.param(("llama", "bert", "marian"), {}, marks=pytest.mark.slow), (("llama", "tied", "qwen3"), GROUP)],
+)
 def test_weights_that_are_drawn_where_they_lie_are_those_of_one_process(natives, asked, tmp_path):
     """And their gradients. Also what is tied across units that are sharded apart, as in BERT, is one; no process holds
     all of it."""
