@@ -1,12 +1,16 @@
 """What a shell starts in the background ignores SIGINT, and so would every process that tests start and interrupt.
 Nothing is kept in the caches of whoever runs the tests. A process has one thread: the models are small, and what pytest
-runs side by side uses every core (with a thread for each core in each of them it takes a hundred times as long)."""
+runs side by side uses every core (with a thread for each core in each of them it takes a hundred times as long).
+Nothing asks for the address of another machine."""
 
 import atexit
 import os
 import shutil
 import signal
+import socket
 import tempfile
+
+import pytest
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -14,3 +18,20 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is there
 os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="hf-home-")  # before anything reads it
 atexit.register(shutil.rmtree, os.environ["HF_HOME"], ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def asked_for(monkeypatch):
+    """Names of other machines that were looked up, none of which is found."""
+    names, lookup, here = [], socket.getaddrinfo, {None, "", "localhost", socket.gethostname()}
+
+    def watched(name, *rest, **options):
+        name = name.decode() if isinstance(name, bytes) else name
+        if name not in here and not (name[0].isdigit() or ":" in name):
+            names.append(name)
+            raise socket.gaierror(socket.EAI_NONAME, "no network in tests")
+        return lookup(name, *rest, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", watched)
+    yield names
+    assert not names

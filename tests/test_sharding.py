@@ -252,7 +252,8 @@ os._exit(0)
 @pytest.mark.parametrize(
     ("outputs", "processes", "asked"),
     [
-        (("group", "killed_group"), 2, GROUP),
+        (("group",), 2, GROUP),
+        pytest.param(("whole_group", "killed_group"), 2, GROUP, marks=pytest.mark.slow),
         pytest.param(("groups",), 4, ASKED | GROUP | {"PARALLELISM_CONFIG_DP_SHARD_SIZE": "2"}, marks=pytest.mark.slow),
     ],
 )

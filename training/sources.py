@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import datasets
 import numpy as np
 from datasets import Dataset, IterableDataset, load_dataset
 
@@ -22,6 +23,9 @@ from hf_scratch_transformer.files import is_repository_id
 from .batches import Key
 from .recipe import Data
 from .sections import RecipeError, reason
+
+# Or its readers of files report to a server that they were used, and wait seconds for it where there is no network.
+datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
 
 # How a file is read, by its ending; anything else is plain text.
 BUILDERS = {"txt": "text", "json": "json", "jsonl": "json", "csv": "csv", "tsv": "csv"} | {

@@ -1,5 +1,7 @@
 """Ideas about a recipe, each alone, over seeds."""
 
+import contextlib
+import io
 import json
 import os
 import re
@@ -40,9 +42,29 @@ def run(changes: dict, seed: int, loss: float) -> dict:
     return {"changes": changes, "seed": seed, "loss": loss, "flops": 1e6, **about}
 
 
-def test_each_idea_is_run_over_the_seeds_and_none_twice(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def here(monkeypatch):
+    """What runs does so in this process, not in one that has all to import."""
+
+    def ran(command, name, **_):
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            assert tiny_runs.main(command[3:]) == 0, name
+        return printed.getvalue()
+
+    monkeypatch.setattr(ablations, "ran", ran)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # which only the first thread of a process may set
+
+
+def test_a_command_is_run_for_each_of_them(tmp_path):
     file = written(tmp_path)
-    assert main(["ablations", str(file), "--only", "as it is", "slower", "--processes", "2"]) == 0
+    assert main(["ablations", str(file), "--only", "as it is", "--processes", "2"]) == 0
+    runs = json.loads(file.with_suffix(".json").read_text())["runs"]
+    assert {run["seed"] for run in runs} == {1, 2} and runs[0]["loss"] != runs[1]["loss"]
+
+
+def test_each_idea_is_run_over_the_seeds_and_none_twice(tmp_path, here, monkeypatch, capsys):
+    file = written(tmp_path)
+    assert main(["ablations", str(file), "--only", "as it is", "slower"]) == 0
     record = json.loads(file.with_suffix(".json").read_text())
     runs = sorted(record["runs"], key=lambda run: (len(run["changes"]), run["seed"]))  # they end in any order
     assert [(run["seed"], *run["changes"]) for run in runs] == [
@@ -59,7 +81,7 @@ def test_each_idea_is_run_over_the_seeds_and_none_twice(tmp_path, monkeypatch, c
     assert "loses" in capsys.readouterr().out
 
 
-def test_models_are_asked_for_the_senses_of_words_too(tmp_path, capsys):
+def test_models_are_asked_for_the_senses_of_words_too(tmp_path, here, capsys):
     file = written(tmp_path, score="macro_f1", is_rising=True)
     tiny_runs.write_recipe(tmp_path, "masked_lm")  # in place of the other
     assert main(["ablations", str(file), "--only", "as it is"]) == 2
@@ -182,6 +204,6 @@ def test_a_damaged_record_is_said_and_left_alone(tmp_path, capsys, text):
     assert file.with_suffix(".json").read_text() == text
 
 
-def test_scores_that_a_test_does_not_give_are_said(tmp_path, capsys):
+def test_scores_that_a_test_does_not_give_are_said(tmp_path, here, capsys):
     assert main(["ablations", str(written(tmp_path, score="blue")), "--only", "as it is", "--seeds", "1"]) == 2
     assert "score: blue is none of what a test gives: " in capsys.readouterr().err
