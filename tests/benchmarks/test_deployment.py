@@ -52,6 +52,7 @@ def test_what_is_not_installed_says_so_and_the_rest_is_compared(folder, monkeypa
     assert [len(deployment.cells(row)) for row in record["results"]] == [len(deployment.HEAD)] * 3
 
 
+@pytest.mark.parametrize("folder", ["decoder"], indirect=True)
 def test_an_engine_that_fails_says_its_last_word(folder):
     with pytest.raises(ValueError, match="Error: .*nothing"):
         engines.Running(engines.CONTENDERS[0], folder / "nothing", engines.Settings(False, None, [], 1))
