@@ -41,6 +41,24 @@ FOLDER = "benchmarks/ablations"
 HEAD = ["idea", "changes", "score", "gain", "FLOPs", "parameters", ""]
 
 
+class Run(BaseModel):
+    """What a record must have of a run, for a table; beside these, the scores."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    seed: int
+    changes: dict[str, Any]
+    flops: float
+    parameters: int
+    processor: str
+
+
+class Record(BaseModel):
+    """The runs of a file of ideas."""
+
+    runs: list[Run]
+
+
 class Idea(BaseModel):
     """What is changed, and in what."""
 
@@ -100,7 +118,7 @@ def main(argv: Sequence[str]) -> None:
     if ablations.score == "macro_f1" and arguments.senses is None:
         raise ValueError(f"{arguments.file}: score: macro_f1 is of the senses of words; give --senses FOLDER")
     path = arguments.file.with_suffix(".json")
-    record = read_record(path)
+    record = read_record(path, ablations.score)
     wanted: list[dict[str, Any]] = [
         {"seed": seed, "changes": changes}
         for idea in ideas
@@ -131,7 +149,11 @@ def main(argv: Sequence[str]) -> None:
                 except ValueError as error:  # which is no reason to lose what the others come to
                     failed.append(error)
                     continue
-                record = read_record(path)  # another process may have written since
+                try:
+                    record = read_record(path, ablations.score)  # another process may have written since
+                except ValueError as error:  # or a hand: that is left alone, and nothing of this is lost
+                    path = path.with_suffix(".rescued.json")
+                    failed.append(ValueError(f"{error}; what was run is in {path}"))
                 record["runs"].append(runs[done] | result | about)
                 write_text(path, json.dumps(record, indent=1) + "\n")
                 bar.set_postfix({ablations.score: f"{result[ablations.score]:.4g}"})
@@ -163,16 +185,21 @@ def read(path: Path) -> Ablations:
     return ablations
 
 
-def read_record(path: Path) -> dict[str, Any]:
-    """The runs so far, by the same name. Raises ValueError where there is something else."""
+def read_record(path: Path, score: str) -> dict[str, Any]:
+    """The runs so far, by the same name. Raises ValueError for something else, or a run without its score."""
     if not path.exists():
         return {"runs": []}
     try:
         record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        for run in record["runs"]:
-            run["changes"], run["seed"]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is no record of runs; remove it ({type(error).__name__}: {error})") from error
+        Record.model_validate(record)
+        if places := [place for place, run in enumerate(record["runs"]) if not isinstance(run.get(score), int | float)]:
+            raise ValueError(f"runs.{places[0]}.{score}: must be a number")
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        where = ".".join(map(str, wrong["loc"])) or "all of it"
+        raise ValueError(f"{path} is no record of runs; mend or remove it ({where}: {wrong['msg']})") from error
+    except ValueError as error:
+        raise ValueError(f"{path} is no record of runs; mend or remove it ({error})") from error
     return record
 
 
@@ -187,11 +214,12 @@ def trained(
     """What came of a run of the recipe, and how its model tells senses apart in the bare training sentences of that
     folder. Raises ValueError with its last line where it fails."""
     with tempfile.TemporaryDirectory() as folder:
+        name = f"{', '.join(f'{key}: {said(value)}' for key, value in changes.items()) or 'the recipe'}, seed {seed}"
         named = ablations.common | changes | {"seed": seed, "output_dir": folder + "/run"}
         words = [word for key, value in named.items() for word in (f"--{key}", said(value))]
         whole = [sys.executable, "-m", "training", ablations.recipe, *words, *overrides]
         environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
-        ran(whole, str(changes), environment=environment)
+        ran(whole, name, environment=environment)
         log = Path(folder, "run", "metrics.jsonl")
         last = {line["event"]: line for line in metrics.read(log)}["finished"]
         scores = outcome(log)
@@ -199,7 +227,7 @@ def trained(
             raise ValueError(f"score: {ablations.score} is none of what a test gives: {', '.join(scores)}")
         if senses is not None:
             words = ["evaluate", folder + "/run/model", "--senses", senses, "--leave-one-out", "--no-special-tokens"]
-            told = ran([sys.executable, "-m", "training", *words, "--json"], str(changes), environment=environment)
+            told = ran([sys.executable, "-m", "training", *words, "--json"], name, environment=environment)
             scores |= json.loads(told)["mean"]
         return scores | {name: last[name] for name in ("parameters", "targets", "step", "seconds")}
 
@@ -241,7 +269,7 @@ def table(ablations: Ablations, record: dict[str, Any]) -> Iterator[list[str]]:
             if {run["processor"] for run in known} != {run["processor"] for run in done}:
                 processors = " and ".join(sorted({run["processor"].split("(")[0].strip() for run in done}))
                 verdict += f" (on {processors}, unlike what it is beside)"
-        role = "" if idea.name not in followed else "kept" if verdict == "gains" else "built on"
+        role = "" if idea.name not in followed else "kept" if verdict.startswith("gains") else "built on"
         yield [
             idea.name + (f" ({idea.source})" if idea.source else ""),
             ", ".join(f"`{key}: {said(value)}`" for key, value in idea.changes.items())

@@ -119,8 +119,9 @@ def filled(text: str, root: Path) -> str:
 
     def compared(match: re.Match[str]) -> str:
         path = root / ablations.FOLDER / f"{match[2]}.yaml"
-        record = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-        return match[1] + markdown(ablations.HEAD, list(ablations.table(ablations.read(path), record))) + match[3]
+        ideas = ablations.read(path)
+        record = ablations.read_record(path.with_suffix(".json"), ideas.score)
+        return match[1] + markdown(ablations.HEAD, list(ablations.table(ideas, record))) + match[3]
 
     text = SCALE.sub(spread, text)
     text = ABLATIONS.sub(compared, text)

@@ -168,10 +168,14 @@ def test_a_card_without_a_spread_is_refused(trained, card, tmp_path, capsys):
     assert verify(card, trained, tmp_path) == 2
     assert "has metrics of 1 run(s), which have no spread" in capsys.readouterr().err
     assert verify(tmp_path / "nowhere", trained, tmp_path) == 2
+    assert f"there is no {tmp_path / 'nowhere'}" in capsys.readouterr().err
     assert main(["verify"]) == main(["verify", "--seed=2"]) == 2
     (card / "seed-4.jsonl").write_text('{"event": "train", "step": 1, "loss": 2.0}\n')
     assert verify(card, trained, tmp_path) == 2
     assert "seed-4.jsonl: a run that has not" in capsys.readouterr().err
+    (card / "metrics.jsonl").unlink()  # the other seeds are not all of a card
+    assert verify(card, trained, tmp_path) == 2
+    assert f"there is no {card / 'metrics.jsonl'}" in capsys.readouterr().err
     assert not (tmp_path / "again").exists()
 
 

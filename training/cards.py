@@ -88,6 +88,9 @@ def verify(words: Sequence[str], train: Callable[[Recipe, Path], None]) -> list[
     if not words or words[0].startswith("-"):
         raise RecipeError("verify: name the folder of a model card, which holds recipe.yaml and metrics.jsonl")
     folder, source = Path(words[0]), Path(words[0], "recipe.yaml")
+    for file in (folder, *(folder / name for name in ("recipe.yaml", "metrics.jsonl"))):
+        if not file.exists():
+            raise RecipeError(f"verify: there is no {file}; a model card's folder has recipe.yaml and metrics.jsonl")
     before = outcomes(folder)
     if len(before) < 2:
         raise RecipeError(
@@ -120,7 +123,7 @@ def logs(folder: Path) -> list[Path]:
 
 def outcomes(folder: Path) -> list[dict[str, Any]]:
     """What came of each seed of a card."""
-    return [outcome(file) for file in logs(folder) if file.exists()]
+    return [outcome(file) for file in logs(folder)]
 
 
 def outcome(file: Path) -> dict[str, Any]:

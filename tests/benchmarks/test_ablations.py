@@ -110,6 +110,9 @@ def test_what_gains_less_than_the_spread_does_not_gain(tmp_path):
     other = [each | {"processor": "Counting Frame (2 GHz)"} for each in runs[2:]]
     rows = [*ablations.table(ablations.read(file), {"runs": runs[:2] + other})]
     assert rows[1][-1] == "loses (on Counting Frame, unlike what it is beside), built on"
+    better = [each | {"loss": 1.0} for each in other]
+    rows = [*ablations.table(ablations.read(file), {"runs": runs[:2] + better})]
+    assert rows[1][-1] == "gains (on Counting Frame, unlike what it is beside), kept"
     rows = [*ablations.table(ablations.read(file), {"runs": runs[:3]})]
     assert rows[1][2:4] == [f"{2.0 - gain:.4f}", ""], "one seed has no spread"
     assert rows[1][-1] == "1 of 2 seeds, built on"
@@ -195,13 +198,48 @@ def test_numbers_that_cannot_be_are_said(tmp_path, monkeypatch, capsys, words, s
     assert re.search(said, capsys.readouterr().err)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"runs": [{"seed": 1}]}', '{"runs": 3}', '{"runs": ["x"]}'])
-def test_a_damaged_record_is_said_and_left_alone(tmp_path, capsys, text):
-    file = written(tmp_path)
+GOOD = json.dumps({"runs": [run({}, 1, 2.0)]})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "Expecting value"),
+        ("[]", "all of it: Input should be"),
+        ("{}", "runs: Field required"),
+        ('{"runs": {}}', "runs: Input should be a valid list"),
+        ('{"runs": ["x"]}', "runs.0: Input should be"),
+        ('{"runs": [{"seed": 1}]}', "runs.0.changes: Field required"),
+        *((GOOD.replace(f'"{name}"', '"other"'), f"runs.0.{name}: ") for name in ("loss", "flops", "processor")),
+        (GOOD.replace("2.0", '"low"'), "runs.0.loss: must be a number"),
+    ],
+)
+def test_a_damaged_record_is_said_and_left_alone(tmp_path, monkeypatch, capsys, text, said):
+    monkeypatch.setattr(ablations, "trained", lambda *_: pytest.fail("too late"))
+    folder = tmp_path / ablations.FOLDER
+    folder.mkdir(parents=True)
+    file = written(folder)
     file.with_suffix(".json").write_text(text)
     assert main(["ablations", str(file)]) == 2
-    assert "ideas.json is no record of runs" in capsys.readouterr().err
+    assert f"ideas.json is no record of runs; mend or remove it ({said}" in capsys.readouterr().err
     assert file.with_suffix(".json").read_text() == text
+    with pytest.raises(ValueError, match="ideas.json is no record"):
+        readme.filled("<!-- ablations: ideas -->\n<!-- end -->\n", tmp_path)
+
+
+def test_a_record_damaged_meanwhile_loses_no_run(tmp_path, monkeypatch, capsys):
+    file = written(tmp_path)
+
+    def trained(_, changes, seed, *rest):
+        file.with_suffix(".json").write_text("{")
+        return run(changes, seed, 2.0 + seed)
+
+    monkeypatch.setattr(ablations, "trained", trained)
+    assert main(["ablations", str(file), "--only", "as it is"]) == 2
+    assert "what was run is in" in capsys.readouterr().err
+    assert file.with_suffix(".json").read_text() == "{"
+    rescued = json.loads(file.with_suffix(".rescued.json").read_text())["runs"]
+    assert [each["loss"] for each in rescued] == [3.0, 4.0]
 
 
 def test_scores_that_a_test_does_not_give_are_said(tmp_path, here, capsys):
