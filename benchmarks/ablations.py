@@ -26,7 +26,7 @@ from typing import Any
 import psutil
 import torch
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError, create_model
 from tqdm import tqdm
 
 from hf_scratch_transformer.files import write_text
@@ -48,15 +48,9 @@ class Run(BaseModel):
 
     seed: int
     changes: dict[str, Any]
-    flops: float
+    flops: FiniteFloat
     parameters: int
     processor: str
-
-
-class Record(BaseModel):
-    """The runs of a file of ideas."""
-
-    runs: list[Run]
 
 
 class Idea(BaseModel):
@@ -152,7 +146,7 @@ def main(argv: Sequence[str]) -> None:
                 try:
                     record = read_record(path, ablations.score)  # another process may have written since
                 except ValueError as error:  # or a hand: that is left alone, and nothing of this is lost
-                    path = path.with_suffix(".rescued.json")
+                    path = path.with_suffix(f".rescued-{os.getpid()}.json")
                     failed.append(ValueError(f"{error}; what was run is in {path}"))
                 record["runs"].append(runs[done] | result | about)
                 write_text(path, json.dumps(record, indent=1) + "\n")
@@ -189,16 +183,15 @@ def read_record(path: Path, score: str) -> dict[str, Any]:
     """The runs so far, by the same name. Raises ValueError for something else, or a run without its score."""
     if not path.exists():
         return {"runs": []}
+    scored: Any = create_model("Scored", __base__=Run, **{score: (FiniteFloat, ...)})  # type: ignore[call-overload]
     try:
         record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        Record.model_validate(record)
-        if places := [place for place, run in enumerate(record["runs"]) if not isinstance(run.get(score), int | float)]:
-            raise ValueError(f"runs.{places[0]}.{score}: must be a number")
+        create_model("Record", runs=(list[scored], ...)).model_validate(record)
     except ValidationError as error:
         wrong = error.errors()[0]
         where = ".".join(map(str, wrong["loc"])) or "all of it"
         raise ValueError(f"{path} is no record of runs; mend or remove it ({where}: {wrong['msg']})") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no record of runs; mend or remove it ({error})") from error
     return record
 
@@ -269,7 +262,7 @@ def table(ablations: Ablations, record: dict[str, Any]) -> Iterator[list[str]]:
             if {run["processor"] for run in known} != {run["processor"] for run in done}:
                 processors = " and ".join(sorted({run["processor"].split("(")[0].strip() for run in done}))
                 verdict += f" (on {processors}, unlike what it is beside)"
-        role = "" if idea.name not in followed else "kept" if verdict.startswith("gains") else "built on"
+        role = "built on" if idea.name in followed else ""
         yield [
             idea.name + (f" ({idea.source})" if idea.source else ""),
             ", ".join(f"`{key}: {said(value)}`" for key, value in idea.changes.items())

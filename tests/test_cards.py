@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 import statistics
 
 import pytest
@@ -173,6 +174,10 @@ def test_a_card_without_a_spread_is_refused(trained, card, tmp_path, capsys):
     (card / "seed-4.jsonl").write_text('{"event": "train", "step": 1, "loss": 2.0}\n')
     assert verify(card, trained, tmp_path) == 2
     assert "seed-4.jsonl: a run that has not" in capsys.readouterr().err
+    log = (card / "metrics.jsonl").read_text()
+    (card / "seed-4.jsonl").write_text(re.sub(r'"loss": [\d.]+', '"loss": NaN', log))
+    assert verify(card, trained, tmp_path) == 2
+    assert "loss of one of its seeds is not finite" in capsys.readouterr().err
     (card / "metrics.jsonl").unlink()  # the other seeds are not all of a card
     assert verify(card, trained, tmp_path) == 2
     assert f"there is no {card / 'metrics.jsonl'}" in capsys.readouterr().err

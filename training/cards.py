@@ -97,6 +97,8 @@ def verify(words: Sequence[str], train: Callable[[Recipe, Path], None]) -> list[
             f"{folder} has metrics of {len(before)} run(s), which have no spread: train its recipe from other seeds "
             f"with --model_card {folder}"
         )
+    if wrong := [name for each in before for name, v in each.items() if isinstance(v, float) and not math.isfinite(v)]:
+        raise RecipeError(f"{folder}: {wrong[0]} of one of its seeds is not finite: that run has diverged")
     if len({each["corpus"] for each in before if "corpus" in each}) > 1:
         raise RecipeError(f"{folder}: its seeds were trained on different corpora, by the SHA-256 in their metrics")
     tree, problems = read_yaml(source)

@@ -101,7 +101,7 @@ def test_what_gains_less_than_the_spread_does_not_gain(tmp_path):
         changes = second["changes"]
         runs = [run({}, 1, 2.0), run({}, 2, 2.1), run(changes, 1, 2.0 - gain), run(changes, 2, 2.1 - gain)]
         rows = [*ablations.table(ablations.read(file), {"runs": runs})]
-        assert rows[1][-1] == f"{verdict}, {'kept' if gain == 0.2 else 'built on'}", first
+        assert rows[1][-1] == f"{verdict}, built on", first
         assert rows[1][3] == f"{gain:+.4f}"
     uneven = [run({}, 1, 2.0), run({}, 2, 2.001), run(changes, 1, 1.9), run(changes, 2, 2.0)]
     rows = [*ablations.table(ablations.read(file), {"runs": uneven})]
@@ -112,7 +112,7 @@ def test_what_gains_less_than_the_spread_does_not_gain(tmp_path):
     assert rows[1][-1] == "loses (on Counting Frame, unlike what it is beside), built on"
     better = [each | {"loss": 1.0} for each in other]
     rows = [*ablations.table(ablations.read(file), {"runs": runs[:2] + better})]
-    assert rows[1][-1] == "gains (on Counting Frame, unlike what it is beside), kept"
+    assert rows[1][-1] == "gains (on Counting Frame, unlike what it is beside), built on"
     rows = [*ablations.table(ablations.read(file), {"runs": runs[:3]})]
     assert rows[1][2:4] == [f"{2.0 - gain:.4f}", ""], "one seed has no spread"
     assert rows[1][-1] == "1 of 2 seeds, built on"
@@ -211,7 +211,11 @@ GOOD = json.dumps({"runs": [run({}, 1, 2.0)]})
         ('{"runs": ["x"]}', "runs.0: Input should be"),
         ('{"runs": [{"seed": 1}]}', "runs.0.changes: Field required"),
         *((GOOD.replace(f'"{name}"', '"other"'), f"runs.0.{name}: ") for name in ("loss", "flops", "processor")),
-        (GOOD.replace("2.0", '"low"'), "runs.0.loss: must be a number"),
+        (GOOD.replace("2.0", '"low"'), "runs.0.loss: Input should be a"),
+        (GOOD.replace("2.0", "NaN"), "runs.0.loss: Input should be a"),
+        (GOOD.replace("2.0", "true"), "runs.0.loss: Input should be a"),
+        (GOOD.replace("1000000.0", "Infinity"), "runs.0.flops: "),
+        ("[" * 100_000, "maximum recursion depth"),
     ],
 )
 def test_a_damaged_record_is_said_and_left_alone(tmp_path, monkeypatch, capsys, text, said):
@@ -238,7 +242,7 @@ def test_a_record_damaged_meanwhile_loses_no_run(tmp_path, monkeypatch, capsys):
     assert main(["ablations", str(file), "--only", "as it is"]) == 2
     assert "what was run is in" in capsys.readouterr().err
     assert file.with_suffix(".json").read_text() == "{"
-    rescued = json.loads(file.with_suffix(".rescued.json").read_text())["runs"]
+    rescued = json.loads(next(tmp_path.glob("ideas.rescued-*.json")).read_text())["runs"]
     assert [each["loss"] for each in rescued] == [3.0, 4.0]
 
 
