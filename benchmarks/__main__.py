@@ -12,6 +12,7 @@ folder receives `benchmark.json`, with every round, and `benchmark.png`. Exit co
     python -m benchmarks engines MODEL --texts FILE   # where to run a model: beside CTranslate2 and others
     python -m benchmarks text OBJECTIVE --data FOLDER # from a text to a score by three commands, beside baselines
     python -m benchmarks ablations FILE               # ideas about a recipe, each alone, over seeds
+    python -m benchmarks variation NAME RECIPE        # training with an idea that no option of a recipe says
     python -m benchmarks calls                                                            # however busy the machine is
     python -m benchmarks generate --shape decoder --peer llama --batch 1                  # a single comparison
     python -m benchmarks generate --shape decoder --peer llama --batch 1 --compile        # static cache, torch.compile
@@ -51,6 +52,7 @@ PROGRAMS = {
     "engines": "deployment",
     "text": "texts",
     "ablations": "ablations",
+    "variation": "variations",
 }  # with words of their own
 SWITCHES = {
     "compile": "torch.compile for all contenders; of generate and calls, with static caches",

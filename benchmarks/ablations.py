@@ -5,7 +5,8 @@
 
 FILE, one of `benchmarks/ablations/*.yaml`, names a recipe, the score that ideas are judged by, what all runs have in
 common (a held-out part of the training text as their test: nothing is chosen on a test set), and the ideas: what each
-changes in the recipe, or in that of another idea that it is `after`. `--data.path FOLDER` and the like hold for all.
+changes in the recipe, or in that of another idea that it is `after`; `variation` is one of `benchmarks/variations.py`,
+for what no option of a recipe says. `--data.path FOLDER` and the like hold for all.
 
 The file's record, the same name as `.json`, receives what came of every run; runs that it has are not repeated.
 Several run at once, with an equal share of the cores each. `python -m benchmarks report` makes tables of the records.
@@ -33,6 +34,7 @@ from hf_scratch_transformer.files import write_text
 from training import metrics
 from training.cards import outcome
 
+from . import variations
 from .gpu import terminable
 from .luggage import environment_of
 from .preparation import ran
@@ -176,6 +178,8 @@ def read(path: Path) -> Ablations:
     for place, idea in enumerate(ablations.ideas):
         if idea.name in names[:place] or (idea.after and idea.after not in names[:place]):
             raise ValueError(f"{path}: {idea.name!r} must be new, and come after {idea.after!r}")
+        if "variation" in idea.changes:
+            variations.check(idea.changes["variation"])
     return ablations
 
 
@@ -209,8 +213,10 @@ def trained(
     with tempfile.TemporaryDirectory() as folder:
         name = f"{', '.join(f'{key}: {said(value)}' for key, value in changes.items()) or 'the recipe'}, seed {seed}"
         named = ablations.common | changes | {"seed": seed, "output_dir": folder + "/run"}
+        variation = named.pop("variation", None)
         words = [word for key, value in named.items() for word in (f"--{key}", said(value))]
-        whole = [sys.executable, "-m", "training", ablations.recipe, *words, *overrides]
+        program = ["training"] if variation is None else ["benchmarks", "variation", variation]
+        whole = [sys.executable, "-m", *program, ablations.recipe, *words, *overrides]
         environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
         ran(whole, name, environment=environment)
         log = Path(folder, "run", "metrics.jsonl")
