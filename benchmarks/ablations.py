@@ -40,6 +40,7 @@ from .luggage import environment_of
 from .preparation import ran
 
 FOLDER = "benchmarks/ablations"
+UNLIKE = 1.25  # times the FLOPs of what an idea is beside, from which on the table says so
 HEAD = ["idea", "changes", "score", "gain", "FLOPs", "parameters", ""]
 
 
@@ -175,11 +176,12 @@ def read(path: Path) -> Ablations:
     names = [idea.name for idea in ablations.ideas]
     if len(ablations.seeds) < 2:
         raise ValueError(f"{path}: seeds: {ablations.seeds} have no spread; give two or more")
+    for changes in (ablations.common, *(idea.changes for idea in ablations.ideas)):
+        if "variation" in changes:
+            variations.check(changes["variation"])
     for place, idea in enumerate(ablations.ideas):
         if idea.name in names[:place] or (idea.after and idea.after not in names[:place]):
             raise ValueError(f"{path}: {idea.name!r} must be new, and come after {idea.after!r}")
-        if "variation" in idea.changes:
-            variations.check(idea.changes["variation"])
     return ablations
 
 
@@ -244,8 +246,8 @@ def found(record: dict[str, Any], changes: dict[str, Any], seed: int) -> dict[st
 def table(ablations: Ablations, record: dict[str, Any]) -> Iterator[list[str]]:
     """A row for each idea that was run, in the order of `HEAD`.
 
-    What gains less than the spread of seeds, the larger standard deviation of both, is said not to; of what not all
-    seeds were run of, how many were.
+    What gains less than the spread of seeds, the larger standard deviation of both, is said not to, and what takes many
+    more FLOPs or far fewer, how many times as many; of what not all seeds were run of, how many were.
     """
     followed = {idea.after for idea in ablations.ideas}
 
@@ -265,6 +267,8 @@ def table(ablations: Ablations, record: dict[str, Any]) -> Iterator[list[str]]:
             within = max(spread, old_spread)
             verdict = "gains" if gained > within else "loses" if gained < -within else "no gain"
             gain, verdict = (f"{gained:+.4f}", verdict) if idea.changes else ("", "")
+            if not 1 / UNLIKE < (ratio := spread_of(done, "flops")[0] / spread_of(known, "flops")[0]) < UNLIKE:
+                verdict += f", at {ratio:.2g} times the FLOPs"
             if {run["processor"] for run in known} != {run["processor"] for run in done}:
                 processors = " and ".join(sorted({run["processor"].split("(")[0].strip() for run in done}))
                 verdict += f" (on {processors}, unlike what it is beside)"

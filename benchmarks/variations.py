@@ -3,14 +3,14 @@
     python -m benchmarks variation NAME RECIPE.yaml [--key value ...]
 
 is `python -m training RECIPE.yaml` with one of them. One that gains enough becomes an option; until then none of it is
-in what users train with.
+in what users train with, and a model that has parameters of it opens with it alone.
 """
 
-import math
 import subprocess
 import sys
+from functools import partial, reduce
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -22,18 +22,24 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
 
 from hf_scratch_transformer import layers_scratch, stack_scratch
 from hf_scratch_transformer.layers_scratch import ScratchAttention, ScratchBlock
-from training import metrics, optimisation, publication
+from training import folder, metrics, optimisation, publication
 from training.__main__ import command
 from training.batches import CONTENT, Draws, Key
-from training.corpus import Corpus
+from training.cards import OF_A_RUN
+from training.corpus import Corpus, digest
 from training.objectives import OBJECTIVES, Batch, CausalLM, Translation
-from training.recipe import Recipe
+from training.publication import target_flops
+from training.recipe import Recipe, parse
+from training.run import Run, TrainingError
 
+from .gpu import terminable
 from .shapes import unknown
 
 
 class GrowingBatch(Translation):
-    """Batches that double after each second pass, twice (Smith et al. 2018): from `data.batch_tokens` to four times."""
+    """Batches that double after each second pass, twice, from `data.batch_tokens` to four times: Smith et al. (2018)
+    have them grow in place of a learning rate that falls, which here falls as well, by the recipe's schedule of steps.
+    """
 
     def plan(self, corpus: Corpus, key: Key | None, pool: int = 0) -> list[np.ndarray]:
         recipe = self.recipe
@@ -49,7 +55,7 @@ class GrowingBatch(Translation):
 
 class ShortFirst(Translation):
     """A first pass over the shortest quarter of the pairs, a second over half, a third over three quarters, then all
-    (a curriculum by length: Kocmi & Bojar 2017, Platanios et al. 2019)."""
+    (a curriculum by length, in steps as coarse as passes; Platanios et al. 2019 let more in at each step)."""
 
     def plan(self, corpus: Corpus, key: Key | None, pool: int = 0) -> list[np.ndarray]:
         batches = super().plan(corpus, key, pool)
@@ -64,7 +70,8 @@ class ShortFirst(Translation):
 class TokenDropout(Translation):
     """A tenth of the merges left out at random wherever a training text is read (BPE-dropout, Provilkov et al. 2020).
 
-    The draws are those of `tokenizers`, which takes no seed.
+    The draws are those of `tokenizers`, which takes no seed. For one vocabulary of both languages, and texts that have
+    no special tokens written out.
     """
 
     def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -87,26 +94,38 @@ class TokenDropout(Translation):
 
 class Distillation(Translation):
     """Half of the loss is the cross-entropy with what a larger model of our own predicts for each target (Hinton et al.
-    2015; Kim & Rush 2016, word by word). It is trained first, and its training and predictions are counted."""
+    2015; Kim & Rush 2016, word by word), which was trained with the recipe's smoothed labels. It is trained first, once
+    for all seeds, and its training and predictions are counted."""
 
-    TEACHER = Path("runs/teacher")
+    TEACHERS = Path("runs")
     WORDS = (
-        *("--model.hidden_size", "128", "--model.intermediate_size", "344", "--optimisation.max_steps", "1450"),
-        *("--model.dropout", "0.1", "--optimisation.learning_rate", "0.016", "--data.batch_tokens", "2048"),
-        *("--seed", "4", "--output_dir", str(TEACHER), "--overwrite"),
+        *("--model.hidden_size", "128", "--model.intermediate_size", "344", "--model.dropout", "0.1", "--seed", "4"),
+        *("--data.batch_tokens", "2048", "--optimisation.max_steps", "1450"),
+        *("--model_card", "null", "--push_to_hub", "null"),
     )
     student: ClassVar[list[str]]  # the recipe and what is changed in it
 
     def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> None:
         super().__init__(recipe, tokenizer)
-        self.TEACHER.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(self.TEACHER.with_suffix(".lock")):
-            if not (self.TEACHER / "model").exists():
-                subprocess.run([sys.executable, "-m", "training", *self.student, *self.WORDS], check=True)
-        self.teacher = AutoModelForSeq2SeqLM.from_pretrained(self.TEACHER / "model").eval()
-        spent = {line["event"]: line for line in metrics.read(self.TEACHER / "metrics.jsonl")}["finished"]["flops"]
-        counted = publication.target_flops  # with the predictions, which are in the loss
-        publication.target_flops = lambda run: (counted(run) or math.nan) + spent / run.state.targets
+        teacher = self.taught()
+        self.teacher = AutoModelForSeq2SeqLM.from_pretrained(teacher / "model").eval()
+        self.spent = {line["event"]: line for line in metrics.read(teacher / "metrics.jsonl")}["finished"]["flops"]
+
+    def taught(self) -> Path:
+        """The run of the teacher, under a name of what it is trained with. Raises TrainingError where it fails."""
+        words = [*self.student, *self.WORDS]
+        about = parse(words).model_dump_json(exclude={*OF_A_RUN} - {"seed"})
+        run = self.TEACHERS / f"teacher-{digest(about.encode())[:8]}"
+        run.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(run.with_suffix(".lock")):
+            if not (run / "model").exists():
+                whole = [sys.executable, "-m", "training", *words, "--output_dir", str(run), "--overwrite"]
+                try:
+                    with terminable():
+                        subprocess.run(whole, check=True)
+                except subprocess.CalledProcessError as error:
+                    raise TrainingError(f"the teacher, {run}, has ended with {error.returncode}") from error
+        return run
 
     def loss(self, model: torch.nn.Module, batch: Batch, label_smoothing: float = 0.0) -> Tensor:
         if not model.training:
@@ -120,7 +139,7 @@ class Distillation(Translation):
 
 class GrowingWindows(CausalLM):
     """A first pass in windows of a quarter, a second in those of half of `data.window`, then whole ones (staged
-    training, Press et al. 2021)."""
+    training, Press et al. 2021); their attention is counted as that of whole ones."""
 
     def plan(self, corpus: Corpus, key: Key | None, pool: int = 0) -> list[np.ndarray]:
         if key is not None:
@@ -152,7 +171,10 @@ class ValueResiduals(ScratchAttention):
 
 
 class GatedHeads(ScratchAttention):
-    """What each head gives times a gate, which reads what attention reads (Qiu et al. 2025): at first about 1."""
+    """What each head gives times a gate, twice a sigmoid of what attention reads: Qiu et al. (2025) take it once, twice
+    it is about 1 at first."""
+
+    gates: Tensor | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -164,13 +186,15 @@ class GatedHeads(ScratchAttention):
         return super().forward(hidden_states, *args, **kwargs)
 
     def _gate(self, module: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
-        heads = args[0].unflatten(-1, (-1, self.value_head_dim))
-        return ((heads * self.gates[..., None]).flatten(-2),)
+        assert (gates := self.gates) is not None
+        self.gates = None
+        return ((args[0].unflatten(-1, (-1, self.value_head_dim)) * gates[..., None]).flatten(-2),)
 
 
 class SkippingBlock(ScratchBlock):
     """The later half of the layers also reads what the earlier half gave, the last what the first did, at weights that
-    are learnt (U-net, Ronneberger et al. 2015, as in the speed runs of modded-nanoGPT)."""
+    are learnt (U-net, Ronneberger et al. 2015, as in the speed runs of modded-nanoGPT). The first of an even number's
+    later half so reads what is before it twice."""
 
     given: ClassVar[dict[int, Tensor]] = {}
 
@@ -188,8 +212,8 @@ class SkippingBlock(ScratchBlock):
 
 
 class NorMuon(optimisation.Muon):
-    """Steps of neurons, the rows of a matrix, made as long as one another by a mean of the squares of earlier ones, and
-    the step of the matrix as long as it was (Li et al. 2025)."""
+    """Steps of neurons, the rows of a matrix, made as long as one another by a mean of the squares of earlier ones (Li
+    et al. 2025), and the step of the matrix as long as it was. Weight decay is a part of the step."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -211,29 +235,59 @@ class NorMuon(optimisation.Muon):
         return loss
 
 
-VARIATIONS: dict[str, tuple[dict[str, Any], str, type]] = {  # where, by what name, stands what
-    "growing_batch": (OBJECTIVES, "translation", GrowingBatch),
-    "short_first": (OBJECTIVES, "translation", ShortFirst),
-    "token_dropout": (OBJECTIVES, "translation", TokenDropout),
-    "distillation": (OBJECTIVES, "translation", Distillation),
-    "growing_windows": (OBJECTIVES, "causal_lm", GrowingWindows),
-    "value_residuals": (vars(layers_scratch), "ScratchAttention", ValueResiduals),
-    "gated_heads": (vars(layers_scratch), "ScratchAttention", GatedHeads),
-    "unet_skips": (vars(stack_scratch), "ScratchBlock", SkippingBlock),
-    "normuon": (vars(optimisation), "Muon", NorMuon),
+class Variation(NamedTuple):
+    """What stands where, by what name, in trainings that the entries of a recipe say."""
+
+    place: dict[str, Any]
+    name: str
+    part: type
+    needs: dict[str, str]
+
+
+def _objective(part: type) -> Variation:
+    name = next(name for name, known in OBJECTIVES.items() if issubclass(part, known))
+    return Variation(OBJECTIVES, name, part, {"objective": name})
+
+
+DECODER = {"objective": "causal_lm", "model.model_type": "scratch_decoder"}
+VARIATIONS = {
+    "growing_batch": _objective(GrowingBatch),
+    "short_first": _objective(ShortFirst),
+    "token_dropout": _objective(TokenDropout),
+    "distillation": _objective(Distillation),
+    "growing_windows": _objective(GrowingWindows),
+    "value_residuals": Variation(vars(layers_scratch), "ScratchAttention", ValueResiduals, DECODER),
+    "gated_heads": Variation(vars(layers_scratch), "ScratchAttention", GatedHeads, DECODER),
+    "unet_skips": Variation(vars(stack_scratch), "ScratchBlock", SkippingBlock, DECODER),
+    "normuon": Variation(vars(optimisation), "Muon", NorMuon, {"optimisation.optimizer": "muon"}),
 }
 
 
-def check(name: str) -> None:
+def check(name: Any) -> None:
     """Raises ValueError where there is none of this name."""
-    if name not in VARIATIONS:
-        raise ValueError(unknown("variation", name, VARIATIONS))
+    if name not in list(VARIATIONS):  # which may be a list
+        raise ValueError(unknown("variation", str(name), VARIATIONS))
+
+
+def counted(run: Run) -> float | None:
+    """As `target_flops`, with those that an objective has `spent` before the run."""
+    flops = target_flops(run)
+    return None if flops is None else flops + getattr(run.objective, "spent", 0.0) / max(run.state.targets, 1)
 
 
 def main(argv: list[str]) -> None:
-    """Train with the variation that the first word names, in place of what it varies."""
+    """Train with the variation that the first word names, in place of what it varies.
+
+    Raises ValueError for another word, and a recipe that it does not fit.
+    """
     check(argv[0] if argv else "")
-    place, name, variation = VARIATIONS[argv[0]]
-    place[name] = variation
+    variation = VARIATIONS[argv[0]]
+    recipe = parse(argv[1:]).model_dump()
+    for field, value in variation.needs.items():
+        if (given := reduce(lambda tree, key: tree.get(key, {}), field.split("."), recipe)) != value:
+            raise ValueError(f"variation {argv[0]!r} is for {field}: {value}, not {given!r}")
+    variation.place[variation.name] = variation.part
+    publication.target_flops = counted
+    folder.environment = partial(folder.environment, module="benchmarks")  # which writes down the command
     Distillation.student = argv[1:]
     command(argv[1:])

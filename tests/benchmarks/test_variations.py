@@ -1,26 +1,29 @@
 """What varies training in ways that no option of a recipe says."""
 
-from functools import partial
+import re
 from pathlib import Path
+from subprocess import CalledProcessError
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import yaml
+from transformers import AutoModelForSeq2SeqLM
 
 from benchmarks import ablations, variations
 from benchmarks.__main__ import main
 from benchmarks.variations import VARIATIONS, Distillation, NorMuon
 from hf_scratch_transformer.configuration_scratch import ScratchDecoderConfig
 from hf_scratch_transformer.modeling_scratch_decoder import ScratchDecoderForCausalLM
-from training import metrics, publication
+from training import folder, metrics, publication
 from training.batches import CONTENT, EVALUATION, ORDER, Draws
 from training.corpus import load
 from training.objectives import OBJECTIVES, Translation
 from training.optimisation import Muon
 from training.preparation import tokenizer
 from training.recipe import Recipe, parse
+from training.run import TrainingError
 
 from .. import tiny_runs
 
@@ -28,7 +31,7 @@ from .. import tiny_runs
 def objective(folder: Path, name: str, kind: str = "translation", **data: int) -> tuple:
     """The objective that a variation makes of a tiny recipe, the plain one, the tokens, and the recipe."""
     recipe = parse([str(tiny_runs.write_recipe(folder, kind, data=data)), "--output_dir", str(folder / "run")])
-    place, key, variation = VARIATIONS[name]
+    place, key, variation, _ = VARIATIONS[name]
     made = [each(recipe, tokenizer(recipe)) for each in (variation, place[key])]
     return *made, load(recipe, "train", made[1].encode), recipe
 
@@ -42,7 +45,7 @@ def patched(monkeypatch):
     """Puts a variation in its place for one test."""
 
     def patch(name: str) -> None:
-        place, key, variation = VARIATIONS[name]
+        place, key, variation, _ = VARIATIONS[name]
         monkeypatch.setitem(place, key, variation)
 
     return patch
@@ -90,32 +93,65 @@ def test_merges_are_left_out_of_what_is_trained_on_alone(tmp_path):
     assert (trained["labels"] == plain.tokenizer.eos_token_id).sum() == len(rows)
 
 
-def test_a_larger_model_teaches_and_is_counted(tmp_path, patched, monkeypatch):
+@pytest.fixture
+def school(tmp_path, monkeypatch):
+    """A tiny recipe whose teachers are tiny, and what trains them in this process."""
     recipe = tiny_runs.write_recipe(tmp_path)
-    monkeypatch.setattr(Distillation, "TEACHER", tmp_path / "teacher")
-    monkeypatch.setattr(
-        Distillation, "WORDS", ("--model.hidden_size", "32", "--seed", "4", "--output_dir", str(tmp_path / "teacher"))
-    )
+    monkeypatch.setattr(Distillation, "TEACHERS", tmp_path)
+    monkeypatch.setattr(Distillation, "WORDS", ("--model.hidden_size", "32", "--seed", "4"))
     monkeypatch.setattr(Distillation, "student", [str(recipe), "--seed", "1"], raising=False)
-    monkeypatch.setattr(publication, "target_flops", publication.target_flops)  # to be as it was afterwards
+    monkeypatch.setattr(publication, "target_flops", variations.counted)
 
     def run(command, check):  # as it is in a process of its own
         with monkeypatch.context() as plainly:
             plainly.setitem(OBJECTIVES, "translation", Translation)
             assert tiny_runs.main(command[3:]) == 0
 
-    monkeypatch.setattr(variations, "subprocess", SimpleNamespace(run=run))
-    assert tiny_runs.run(recipe, tmp_path / "plain") == 0
+    monkeypatch.setattr(variations, "subprocess", SimpleNamespace(run=run, CalledProcessError=CalledProcessError))
+    return recipe
+
+
+def test_a_larger_model_teaches_and_is_counted(tmp_path, school, patched):
+    assert tiny_runs.run(school, tmp_path / "plain") == 0
     patched("distillation")
-    assert tiny_runs.run(recipe, tmp_path / "student") == 0
-    monkeypatch.undo()
-    plain, student, teacher = (finished(tmp_path / name) for name in ("plain", "student", "teacher"))
+    assert tiny_runs.run(school, tmp_path / "student") == 0
+    (run,) = (path for path in tmp_path.glob("teacher-*") if path.is_dir())
+    plain, student, teacher = (finished(path) for path in (tmp_path / "plain", tmp_path / "student", run))
     assert teacher["parameters"] > student["parameters"] == plain["parameters"]
     assert student["targets"] == plain["targets"]
     third = teacher["flops"] / teacher["targets"] * student["targets"] / 3  # it only goes forward
     # Both predict where there is padding, too.
     assert 0 < student["flops"] - plain["flops"] - third - teacher["flops"] < 0.4 * plain["flops"]
     assert tiny_runs.losses(tmp_path / "student")[12] != tiny_runs.losses(tmp_path / "plain")[12]
+
+
+def test_half_of_the_loss_is_the_teachers(tmp_path, school, monkeypatch):
+    recipe = parse([str(school), "--output_dir", str(tmp_path / "student")])
+    objective = Distillation(recipe, tokenizer(recipe))
+    corpus = load(recipe, "train", objective.encode)
+    batch = objective.collate(corpus, np.arange(8), Draws((0,), np.arange(8)), 0)
+    torch.manual_seed(0)
+    model = AutoModelForSeq2SeqLM.from_config(objective.teacher.config).train()
+    model.config.dropout = 0.0
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    (logits, targets), (theirs, _) = (objective.predict(each, batch) for each in (model, objective.teacher))
+    told = -(theirs.softmax(-1) * logits.log_softmax(-1)).sum()
+    known = torch.nn.functional.cross_entropy(logits, targets, reduction="sum", label_smoothing=0.1)
+    torch.testing.assert_close(objective.loss(model, batch, 0.1), (told + known) / 2)
+    plain = torch.nn.functional.cross_entropy(logits, targets, reduction="sum")
+    torch.testing.assert_close(objective.loss(model.eval(), batch), plain, msg="what is measured is as it was")
+    assert not objective.teacher.training
+
+    def failing(command, check):
+        raise CalledProcessError(-9, command)
+
+    monkeypatch.setattr(variations.subprocess, "run", failing)
+    Distillation(recipe, objective.tokenizer)  # which is there
+    monkeypatch.setattr(Distillation, "WORDS", ("--model.hidden_size", "48", "--seed", "4"))
+    with pytest.raises(TrainingError, match=r"the teacher, .*/teacher-\w{8}, has ended with -9"):
+        Distillation(recipe, objective.tokenizer)
 
 
 def finished(folder: Path) -> dict:
@@ -161,18 +197,41 @@ def test_models_have_a_neutral_setting_and_another_one(patched, name, neutral):
     assert all(weights[key].grad.abs().max() > 0 for key in added.missing_keys), "they learn"
 
 
-def test_steps_of_neurons_are_of_one_length():
-    torch.manual_seed(0)
-    steps = {}
+def test_the_last_layer_reads_what_the_first_gave(patched):
+    patched("unet_skips")
+    config = ScratchDecoderConfig(vocab_size=30, hidden_size=16, num_hidden_layers=4, num_attention_heads=2)
+    layers = ScratchDecoderForCausalLM(config).eval().model.layers
+    given: list[torch.Tensor] = []
+    for layer in layers:
+        layer.mlp.register_forward_pre_hook(lambda _, args: given.append(args[0]))
+        layer.self_attn.o_proj.weight.data.zero_()  # so that each gives x + mlp(norm(x))
+    x = torch.randn(1, 3, 16)
+    outputs = []
+    for index, layer in enumerate(layers):
+        read = outputs[-1] if outputs else x
+        outputs.append(layer(read))
+        if index >= 2:
+            read = read + outputs[3 - index]
+        torch.testing.assert_close(given[-1], layer.mlp_norm(read))
+
+
+def test_steps_of_neurons_are_evened_out_by_earlier_ones():
+    steps: dict[type, list[torch.Tensor]] = {}
     for kind in (Muon, NorMuon):
         matrix = torch.nn.Parameter(torch.zeros(6, 4))
-        matrix.grad = torch.randn(6, 4, generator=torch.Generator().manual_seed(1)) * torch.arange(1, 7)[:, None]
-        kind([matrix], 0.02, weight_decay=0.0, momentum=0.9).step()
-        steps[kind] = matrix.detach()
-    lengths = steps[NorMuon].norm(dim=1)
-    torch.testing.assert_close(lengths, lengths.mean().expand(6))
-    torch.testing.assert_close(steps[NorMuon].norm(), steps[Muon].norm())
-    assert steps[Muon].norm(dim=1).std() > 0.001
+        optimizer = kind([matrix], 0.02, weight_decay=0.0, momentum=0.0)
+        draw = torch.Generator().manual_seed(1)
+        for _ in range(2):
+            before = matrix.detach().clone()
+            matrix.grad = torch.randn(6, 4, generator=draw) * torch.arange(1, 7)[:, None]
+            optimizer.step()
+            steps.setdefault(kind, []).append(matrix.detach() - before)
+    assert steps[Muon][0].norm(dim=1).std() > 0.001
+    lengths = steps[NorMuon][0].norm(dim=1)
+    torch.testing.assert_close(lengths, lengths.mean().expand(6), msg="at first by the step itself")
+    squares = [step.square().mean(dim=1, keepdim=True) for step in steps[Muon]]
+    even = steps[Muon][1] / (0.95 * squares[0] + squares[1]).sqrt()
+    torch.testing.assert_close(steps[NorMuon][1], even * steps[Muon][1].norm() / even.norm())
 
 
 def test_ablations_train_with_them(tmp_path, monkeypatch):
@@ -186,17 +245,46 @@ def test_ablations_train_with_them(tmp_path, monkeypatch):
     (command,) = ran
     assert command[1:6] == ["-m", "benchmarks", "variation", "short_first", ideas["recipe"]]
     assert "--variation" not in command and command[6:8] == ["--log_every", "2"]
-    file.write_text(yaml.safe_dump(ideas | {"ideas": [{"name": "a", "changes": {"variation": "short_frist"}}]}))
-    with pytest.raises(ValueError, match="variation 'short_frist' is not known: did you mean short_first?"):
-        ablations.read(file)
+    for wrong, said in (
+        ("short_frist", "did you mean short_first?"),
+        (None, "'None' is not known"),
+        (["a"], "not known"),
+    ):
+        for fields in ({"common": {"variation": wrong}}, {"ideas": [{"name": "a", "changes": {"variation": wrong}}]}):
+            file.write_text(yaml.safe_dump({**ideas, "ideas": [{"name": "a"}], **fields}))
+            with pytest.raises(ValueError, match=re.escape(said)):
+                ablations.read(file)
 
 
-def test_the_command_trains_and_knows_no_other_words(tmp_path, monkeypatch, capsys):
-    for words in ([], ["short_frist"]):
-        assert main(["variation", *words]) == 2
-        assert "variation" in capsys.readouterr().err
-    monkeypatch.setitem(VARIATIONS["short_first"][0], "translation", Translation)
-    monkeypatch.setattr(variations, "command", partial(called := [].append))
+@pytest.mark.parametrize(
+    ("words", "kind", "said"),
+    [
+        ([], "translation", "variation '' is not known"),
+        (["short_frist"], "translation", "did you mean short_first?"),
+        (["growing_windows"], "translation", "is for objective: causal_lm, not 'translation'"),
+        (["value_residuals"], "masked_lm", "is for objective: causal_lm, not 'masked_lm'"),
+        (["normuon", "--optimisation.optimizer", "adamw"], "causal_lm", "optimisation.optimizer: muon, not 'adamw'"),
+    ],
+)
+def test_what_does_not_fit_is_said(tmp_path, monkeypatch, capsys, words, kind, said):
+    monkeypatch.setattr(variations, "command", lambda _: pytest.fail("too late"))
+    recipe = str(tiny_runs.write_recipe(tmp_path, kind))
+    assert main(["variation", *words[:1], *([recipe] if words else []), *words[1:]]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_command_trains(tmp_path, monkeypatch):
+    called: list[list[str]] = []
+    monkeypatch.setattr(variations, "command", called.append)
+    monkeypatch.setattr(publication, "target_flops", publication.target_flops)
+    monkeypatch.setattr(folder, "environment", folder.environment)
+    monkeypatch.setitem(OBJECTIVES, "translation", Translation)
     words = [str(tiny_runs.write_recipe(tmp_path)), "--seed", "3"]
     assert main(["variation", "short_first", *words]) == 0
-    assert VARIATIONS["short_first"][0]["translation"] is variations.ShortFirst and called.__self__ == [words]
+    assert OBJECTIVES["translation"] is variations.ShortFirst and called == [words]
+    about = folder.environment(torch.device("cpu"), 1)
+    assert about["command"][:3] == ["python", "-m", "benchmarks"]
+
+
+def test_each_has_what_it_varies():
+    assert all(name in place and issubclass(part, place[name]) for place, name, part, _ in VARIATIONS.values())
