@@ -27,7 +27,7 @@ from typing import Any
 import psutil
 import torch
 import yaml
-from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, create_model
 from tqdm import tqdm
 
 from hf_scratch_transformer.files import write_text
@@ -51,7 +51,7 @@ class Run(BaseModel):
 
     seed: int
     changes: dict[str, Any]
-    flops: FiniteFloat
+    flops: FiniteFloat = Field(gt=0)
     parameters: int
     processor: str
 

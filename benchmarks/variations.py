@@ -22,12 +22,12 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
 
 from hf_scratch_transformer import layers_scratch, stack_scratch
 from hf_scratch_transformer.layers_scratch import ScratchAttention, ScratchBlock
-from training import folder, metrics, optimisation, publication
+from training import folder, optimisation, publication
 from training.__main__ import command
 from training.batches import CONTENT, Draws, Key
-from training.cards import OF_A_RUN
+from training.cards import OF_A_RUN, outcome
 from training.corpus import Corpus, digest
-from training.objectives import OBJECTIVES, Batch, CausalLM, Translation
+from training.objectives import OBJECTIVES, Batch, CausalLM, Objective, Translation
 from training.publication import target_flops
 from training.recipe import Recipe, parse
 from training.run import Run, TrainingError
@@ -36,21 +36,22 @@ from .gpu import terminable
 from .shapes import unknown
 
 
+def _beside(kind: type[Objective], objective: Objective, **data: int) -> Objective:
+    """The plain objective of a recipe whose `data` differs."""
+    recipe = objective.recipe
+    return kind(recipe.model_copy(update={"data": recipe.data.model_copy(update=data)}), objective.tokenizer)
+
+
 class GrowingBatch(Translation):
     """Batches that double after each second pass, twice, from `data.batch_tokens` to four times: Smith et al. (2018)
     have them grow in place of a learning rate that falls, which here falls as well, by the recipe's schedule of steps.
     """
 
     def plan(self, corpus: Corpus, key: Key | None, pool: int = 0) -> list[np.ndarray]:
-        recipe = self.recipe
-        if key is not None:
-            size = recipe.data.batch_tokens * 2 ** min(key[2] // 2, 2)
-            data = recipe.data.model_copy(update={"batch_tokens": size})
-            self.recipe = recipe.model_copy(update={"data": data})
-        try:
+        if key is None:
             return super().plan(corpus, key, pool)
-        finally:
-            self.recipe = recipe
+        size = self.recipe.data.batch_tokens * 2 ** min(key[2] // 2, 2)
+        return _beside(Translation, self, batch_tokens=size).plan(corpus, key, pool)
 
 
 class ShortFirst(Translation):
@@ -109,7 +110,7 @@ class Distillation(Translation):
         super().__init__(recipe, tokenizer)
         teacher = self.taught()
         self.teacher = AutoModelForSeq2SeqLM.from_pretrained(teacher / "model").eval()
-        self.spent = {line["event"]: line for line in metrics.read(teacher / "metrics.jsonl")}["finished"]["flops"]
+        self.spent = outcome(teacher / "metrics.jsonl")["flops"]
 
     def taught(self) -> Path:
         """The run of the teacher, under a name of what it is trained with. Raises TrainingError where it fails."""
@@ -142,12 +143,10 @@ class GrowingWindows(CausalLM):
     training, Press et al. 2021); their attention is counted as that of whole ones."""
 
     def plan(self, corpus: Corpus, key: Key | None, pool: int = 0) -> list[np.ndarray]:
-        if key is not None:
-            self.window = self.recipe.data.window * min(2 ** key[2], 4) // 4
-        try:
+        if key is None:
             return super().plan(corpus, key, pool)
-        finally:
-            self.window = self.recipe.data.window
+        size = self.window * min(2 ** key[2], 4) // 4
+        return _beside(CausalLM, self, window=size).plan(corpus, key, pool)
 
 
 # --- Of the model and its optimiser -----------------------------------------------------------------------------------

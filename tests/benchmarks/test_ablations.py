@@ -215,6 +215,7 @@ GOOD = json.dumps({"runs": [run({}, 1, 2.0)]})
         (GOOD.replace("2.0", "NaN"), "runs.0.loss: Input should be a"),
         (GOOD.replace("2.0", "true"), "runs.0.loss: Input should be a"),
         (GOOD.replace("1000000.0", "Infinity"), "runs.0.flops: "),
+        (GOOD.replace("1000000.0", "0.0"), "runs.0.flops: Input should be greater than 0"),
         ("[" * 100_000, "maximum recursion depth"),
     ],
 )
