@@ -80,18 +80,30 @@ def test_importing_training_runs_no_command_line_and_draws_no_picture():
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="oneDNN is not there")
 @pytest.mark.skipif(sys.platform != "linux", reason="libgomp's")
 @pytest.mark.parametrize(
-    ("load", "given", "spins"),
+    ("maker", "load", "given", "spins"),
     [
-        (100.0, {}, "3000"),
-        (0.0, {}, "20000"),
-        (100.0, {"GOMP_SPINCOUNT": "7"}, "7"),
-        (100.0, {"OMP_WAIT_POLICY": "PASSIVE"}, "0"),
+        ("AuthenticAMD", 100.0, {}, "3000"),
+        ("AuthenticAMD", 0.0, {}, "20000"),
+        ("GenuineIntel", 100.0, {}, "1000"),
+        ("GenuineIntel", 0.0, {}, "6000"),
+        ("GenuineIntel", 100.0, {"GOMP_SPINCOUNT": "7"}, "7"),
+        ("AuthenticAMD", 100.0, {"OMP_WAIT_POLICY": "PASSIVE"}, "0"),
     ],
 )
-def test_threads_wait_for_each_other_without_taking_a_busy_machine(load, given, spins):
+def test_threads_wait_for_each_other_without_taking_a_busy_machine(maker, load, given, spins):
     ours = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS")
     environment = {name: value for name, value in os.environ.items() if name not in ours}
-    code = f"import psutil; psutil.cpu_percent = lambda interval: {load}; import training, torch"
+    code = f"""
+import pathlib
+import psutil
+
+psutil.cpu_percent = lambda interval: {load}
+read, pathlib.Path.read_text = pathlib.Path.read_text, lambda path, encoding: "vendor_id: {maker}"
+import training
+
+pathlib.Path.read_text = read
+import torch
+"""
     command = [sys.executable, "-c", code]
     environment |= given | {"OMP_DISPLAY_ENV": "VERBOSE"}
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True)
