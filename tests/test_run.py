@@ -93,16 +93,14 @@ def test_importing_training_runs_no_command_line_and_draws_no_picture():
 def test_threads_wait_for_each_other_without_taking_a_busy_machine(maker, load, given, spins):
     ours = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS")
     environment = {name: value for name, value in os.environ.items() if name not in ours}
+    loaded = Path("/proc/self/maps").read_text(encoding="utf-8").split()
+    library = next(word for word in loaded if "libgomp" in word)  # which torch loads
     code = f"""
-import pathlib
-import psutil
-
+import ctypes, pathlib, psutil
 psutil.cpu_percent = lambda interval: {load}
-read, pathlib.Path.read_text = pathlib.Path.read_text, lambda path, encoding: "vendor_id: {maker}"
+pathlib.Path.read_text = lambda path, encoding: "vendor_id: {maker}"
 import training
-
-pathlib.Path.read_text = read
-import torch
+ctypes.CDLL("{library}")
 """
     command = [sys.executable, "-c", code]
     environment |= given | {"OMP_DISPLAY_ENV": "VERBOSE"}
