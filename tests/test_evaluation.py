@@ -3,10 +3,13 @@
 import json
 from types import MethodType, SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 
 from tests import tiny_runs
 from training import evaluation, metrics
+from training.objectives import Translation
 from training.recipe import SCORES, Checkpoints, Evaluation, Optimisation
 from training.run import Run, State
 
@@ -111,7 +114,7 @@ def test_the_weights_that_are_measured_are_those_the_run_would_end_with(tmp_path
     assert tiny_runs.run(recipe, tmp_path / "run") == 0
     last = {line["event"]: line for line in metrics.read(tmp_path / "run" / "metrics.jsonl")}
     for name in ("loss", "perplexity", "bleu", "chrf"):
-        assert last["evaluation"][name] == last["test"][name]
+        assert last["evaluation"][name] == pytest.approx(last["test"][name], rel=1e-5)  # in other batches
 
 
 def test_early_stopping_ends_a_run_without_progress(tmp_path):
@@ -161,3 +164,29 @@ def test_evaluations_show_what_the_model_writes_and_change_nothing_by_it(objecti
                     assert any("[MASK]" in sample["text"] for sample in line["samples"]) == bool(count)
                     assert not any("[MASK]" in sample["reference"] for sample in line["samples"])
     assert losses[0] == losses[1]
+
+
+def test_intervals_of_a_translators_loss_are_those_of_its_rows(tmp_path, monkeypatch):
+    """Though batches are of like length, on which the loss of a token depends."""
+    recipe = tiny_runs.write_recipe(tmp_path, optimisation={"max_steps": 1}, evaluation={"num_beams": 1})
+    for language, word in {"en": "two", "de": "zwei"}.items():
+        lines = [" ".join([word] * length) for length in [1, 9] * 200]
+        tiny_runs.write_lines(tmp_path / "corpus" / f"test.{language}", lines)
+    rows = []  # tokens and loss of each
+
+    def score(self, model, batch):
+        counts = (batch["labels"] >= 0).sum(1)
+        losses = counts * torch.where(counts > 6, 3.0, 1.0)
+        rows.extend(zip(counts.tolist(), losses.tolist(), strict=True))
+        return {"loss_sum": losses.sum()}
+
+    monkeypatch.setattr(Translation, "score", score)
+    monkeypatch.setattr(Translation, "translate", lambda self, model, corpus, rows, num_beams: ["zwei"] * len(rows))
+    assert tiny_runs.run(recipe, tmp_path / "run") == 0
+    found = next(line for line in metrics.read(tmp_path / "run" / "metrics.jsonl") if line["event"] == "test")
+    tokens, losses = np.array(rows[-400:]).T
+    assert found["loss"] == pytest.approx(losses.sum() / tokens.sum())
+    drawn = np.random.default_rng(1).integers(0, 400, (2000, 400))
+    low, high = np.quantile(losses[drawn].sum(1) / tokens[drawn].sum(1), (0.025, 0.975))
+    least, most = found["loss_interval"]
+    assert (most - least) / (high - low) == pytest.approx(1, abs=0.3)

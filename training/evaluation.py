@@ -94,12 +94,13 @@ def measure(session: Session, model: PreTrainedModel, corpus: Corpus) -> tuple[d
 @torch.no_grad()
 def evaluate(run: Session, model: torch.nn.Module, corpus: Corpus, with_interval: bool = False) -> dict[str, Any]:
     """Loss and the objective's other metrics over a whole corpus, each process taking some of the batches; with the
-    interval that each would be in of other text of that kind, as far as the batches tell.
+    interval that each would be in of other text of that kind, as far as the objective's parts of it tell.
 
     Raises Interrupted when one of them has received a signal.
     """
     accelerator, objective = run.accelerator, run.objective
-    plan = objective.plan(corpus, None)
+    parts = objective.parts(corpus) if with_interval else [objective.plan(corpus, None)]
+    plan = [batch for group in parts for batch in group]
     batches = Batches(
         plan,
         partial(objective.collate, corpus),
@@ -115,20 +116,22 @@ def evaluate(run: Session, model: torch.nn.Module, corpus: Corpus, with_interval
         if counts:
             done[index] = scores | {"targets": count}
     mine = [(index, {name: float(value) for name, value in scores.items()}) for index, scores in done.items()]
-    parts = sorted((pair for each in _gathered(run, mine) for pair in each), key=itemgetter(0))
-    if not (targets := int(sum(each["targets"] for _, each in parts))):
+    counted = sorted((pair for each in _gathered(run, mine) for pair in each), key=itemgetter(0))
+    if not (targets := int(sum(each["targets"] for _, each in counted))):
         raise RecipeError(f"data.splits: an evaluation of {corpus.rows} rows has nothing to predict: give more text")
-    sums = np.array([list(each.values()) for _, each in parts])  # (batches, names), targets last
+    sums = np.array([list(each.values()) for _, each in counted])  # (batches, names), targets last
 
     def summary(totals: np.ndarray) -> dict[str, float]:
-        return objective.summary(dict(zip(parts[0][1], totals * (targets / totals[-1]), strict=True)), targets, corpus)
+        return objective.summary(dict(zip(counted[0][1], totals * (targets / totals[-1]), strict=True)), targets, corpus)
 
     values: dict[str, Any] = summary(sums.sum(0))
     if with_interval:
-        drawn = [summary(totals) for totals in metrics.resampled(sums) if totals[-1]]
+        firsts = np.cumsum([0, *map(len, parts[:-1])])
+        parted = np.add.reduceat(sums, firsts)  # (parts, names)
+        drawn = [summary(totals) for totals in metrics.resampled(parted) if totals[-1]]
         for name, value in [*values.items()]:
             least = 1.0 if name.endswith("perplexity") else 0.0
-            found = metrics.likely([each[name] for each in drawn], value, len(sums), least)
+            found = metrics.likely([each[name] for each in drawn], value, len(parts), least)
             values[f"{name}_interval"] = found
     return values
 

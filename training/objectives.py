@@ -26,6 +26,7 @@ from .sections import RecipeError
 from .sharding import is_sharded
 
 Batch = dict[str, Tensor]
+PARTS = 50  # of a test of a translator, for intervals, where it has as many rows
 SHOWN = 32  # tokens of a text that a sample shows, and as many of what a causal LM makes of it
 
 
@@ -54,6 +55,10 @@ class Objective(ABC):
 
         Without a key (seed, purpose, epoch, part) those of the whole pass, in a fixed order.
         """
+
+    def parts(self, corpus: Corpus) -> list[list[np.ndarray]]:
+        """The batches of the whole pass, in parts that are alike but for what they hold: intervals are told from them."""
+        return [[batch] for batch in self.plan(corpus, None)]
 
     @abstractmethod
     def collate(self, corpus: Corpus, item: np.ndarray, draws: Draws, step: int) -> Batch:
@@ -133,8 +138,16 @@ class Translation(Objective):
             parts = mixed_rows(counts, rates, key, pool)
             drawn = [firsts[source] + permuted(some, counts[source], draw) for source, some, draw in parts]
             rows = np.concatenate([firsts[:0], *drawn])
+        return self._batches(corpus, rows, rng)
+
+    def _batches(self, corpus: Corpus, rows: np.ndarray, rng: np.random.Generator | None = None) -> list[np.ndarray]:
         lengths = np.stack([corpus.columns[side].lengths[rows] for side in ("source", "target")], axis=1)
         return [rows[batch] for batch in bucket(lengths, self.recipe.data.batch_tokens, rng)]
+
+    def parts(self, corpus: Corpus) -> list[list[np.ndarray]]:
+        # Batches of the plan are of like length, on which the loss of a token depends: they lie further apart than rows.
+        rows = np.random.default_rng(0).permutation(self.examples(corpus))
+        return [self._batches(corpus, rows[part::PARTS]) for part in range(min(PARTS, len(rows)))]
 
     def collate(self, corpus: Corpus, item: np.ndarray, draws: Draws, step: int) -> Batch:
         pad = self.tokenizer.pad_token_id
