@@ -122,7 +122,8 @@ def evaluate(run: Session, model: torch.nn.Module, corpus: Corpus, with_interval
     sums = np.array([list(each.values()) for _, each in counted])  # (batches, names), targets last
 
     def summary(totals: np.ndarray) -> dict[str, float]:
-        return objective.summary(dict(zip(counted[0][1], totals * (targets / totals[-1]), strict=True)), targets, corpus)
+        scaled = totals * (targets / totals[-1])
+        return objective.summary(dict(zip(counted[0][1], scaled, strict=True)), targets, corpus)
 
     values: dict[str, Any] = summary(sums.sum(0))
     if with_interval:

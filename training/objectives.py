@@ -57,7 +57,7 @@ class Objective(ABC):
         """
 
     def parts(self, corpus: Corpus) -> list[list[np.ndarray]]:
-        """The batches of the whole pass, in parts that are alike but for what they hold: intervals are told from them."""
+        """The batches of the whole pass, in parts that differ by chance alone: intervals are told from them."""
         return [[batch] for batch in self.plan(corpus, None)]
 
     @abstractmethod
@@ -145,7 +145,7 @@ class Translation(Objective):
         return [rows[batch] for batch in bucket(lengths, self.recipe.data.batch_tokens, rng)]
 
     def parts(self, corpus: Corpus) -> list[list[np.ndarray]]:
-        # Batches of the plan are of like length, on which the loss of a token depends: they lie further apart than rows.
+        # Batches of the plan are of like length, on which the loss of a token depends, and lie further apart than rows.
         rows = np.random.default_rng(0).permutation(self.examples(corpus))
         return [self._batches(corpus, rows[part::PARTS]) for part in range(min(PARTS, len(rows)))]
 
