@@ -16,10 +16,8 @@ import psutil
 # speed of 1,000; beside another such run, 20,000 make 0.28 of it, and 6,000, 0.60. It is read when torch is loaded.
 # What is asked is how busy it is now: a load average still has what has just ended.
 if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys() and os.environ.get("OMP_NUM_THREADS") != "1":
-    try:
-        is_intel = "GenuineIntel" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:  # not Linux
-        is_intel = False
+    cpuinfo = Path("/proc/cpuinfo")
+    is_intel = cpuinfo.exists() and "GenuineIntel" in cpuinfo.read_text(encoding="utf-8")
     busy, idle = ("1000", "6000") if is_intel else ("3000", "20000")
     os.environ["GOMP_SPINCOUNT"] = busy if psutil.cpu_percent(interval=0.1) > 50 else idle
 
