@@ -4,6 +4,7 @@
 Shapes: N rows, D width, V vocabulary.
 """
 
+import platform
 import zlib
 from functools import cache, partial
 from pathlib import Path
@@ -15,6 +16,13 @@ from torch.autograd import forward_ad
 from torch.nn import functional as F
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils.flop_counter import flop_registry, register_flop_formula
+
+
+@cache
+def processor() -> str:
+    """What the system says of it, as much as it does: `GenuineIntel` and `AuthenticAMD` are the makers' names."""
+    described = Path("/proc/cpuinfo")
+    return described.read_text(encoding="utf-8") if described.exists() else platform.processor()
 
 
 def is_compiling_or_tracing() -> bool:

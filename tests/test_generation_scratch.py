@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.testing import assert_close
 from transformers import CompileConfig
 
@@ -11,6 +12,11 @@ from hf_scratch_transformer import generation_scratch as generation
 
 from . import tiny
 from .test_compilation import Graphs
+
+
+def share_out(monkeypatch, min_entries=0):
+    """Whatever the processor."""
+    monkeypatch.setattr(generation.Sharing, "here", lambda: generation.Sharing(range(1, 65), min_entries))
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -30,7 +36,7 @@ def test_products_of_few_rows_are_those_of_linear(outputs, threads, share, parts
     """However many cores there are, and whether or not they can share the outputs evenly."""
     torch.manual_seed(0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(generation, "MIN_ENTRIES", 0)
+    share_out(monkeypatch)
     monkeypatch.setattr(generation, "SHARE_ENTRIES", share)
     linear, used, multiply = nn.Linear(16, outputs, bias=bias), [], generation.multiply_few_rows
     monkeypatch.setattr(generation, "multiply_few_rows", lambda *given: used.append(len(given[1])) or multiply(*given))
@@ -55,7 +61,7 @@ def test_where_a_product_of_few_rows_is_shared(case, monkeypatch):
     place of that of `nn.Linear`, as accelerate does; it is still there afterwards."""
     shared = []
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1 if case == "one core" else 2)
-    monkeypatch.setattr(generation, "MIN_ENTRIES", 16 * 48 + (case == "small"))
+    share_out(monkeypatch, 16 * 48 + (case == "small"))
     matmul = Tensor.__matmul__
     monkeypatch.setattr(Tensor, "__matmul__", lambda *tensors: shared.append(1) or matmul(*tensors))
     linear, states = nn.Linear(16, 48), torch.randn(1, 65 if case == "many rows" else 1, 16)
@@ -74,6 +80,24 @@ def test_where_a_product_of_few_rows_is_shared(case, monkeypatch):
     assert vars(linear).get("forward") is (theirs if case == "put in its place" else None)
 
 
+@pytest.mark.parametrize(
+    "maker, width, shared",
+    [("AuthenticAMD", 512, {1, 3, 4, 12, 13, 64}), ("GenuineIntel", 512, set()), ("GenuineIntel", 1024, {4, 12})],
+)
+def test_what_is_shared_where(maker, width, shared, monkeypatch):
+    """On Intel's processors a library is faster on its own but for some rows by large matrices."""
+    used, multiply = set(), Tensor.__matmul__
+    monkeypatch.setattr(generation, "processor", lambda: f"processor: 0\nvendor_id: {maker}\n")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(Tensor, "__matmul__", lambda a, b: used.add(a.shape[-2]) or multiply(a, b))
+    linear = nn.Linear(width, 1024, bias=False)
+    for rows in (1, 3, 4, 12, 13, 64, 65):
+        states = torch.randn(rows, 1, width)
+        with torch.no_grad(), generation.few_row_products(linear):
+            assert_close(linear(states), F.linear(states, linear.weight), atol=1e-5, rtol=1e-5)
+    assert used == shared
+
+
 def test_products_are_shared_while_a_model_decodes(monkeypatch):
     """Within `generate`, also of another thread at the same time, and when it fails; not before and after."""
     torch.manual_seed(0)
@@ -81,7 +105,7 @@ def test_products_are_shared_while_a_model_decodes(monkeypatch):
     prompt, options = torch.tensor([[3, 4, 5]]), {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None}
     plain = model.generate(prompt, **options)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    monkeypatch.setattr(generation, "MIN_ENTRIES", 0)
+    share_out(monkeypatch)
     monkeypatch.setattr(generation, "multiply_few_rows", lambda *given: counted.append(1) or share(*given))
     with generation.few_row_products(model):  # as of another thread
         assert torch.equal(model.generate(prompt, **options), plain)
@@ -105,7 +129,7 @@ def test_a_compiled_model_is_compiled_once(how, monkeypatch):
     """What is put on its layers for a while would be a reason to compile them again, at every call."""
     torch._dynamo.reset()
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    monkeypatch.setattr(generation, "MIN_ENTRIES", 0)
+    share_out(monkeypatch)
     model, graphs = tiny.model(ScratchDecoderForCausalLM, num_hidden_layers=1).eval(), Graphs()
     options = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None, "cache_implementation": "static"}
     if how == "forward":
