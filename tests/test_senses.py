@@ -81,6 +81,30 @@ def test_special_tokens_can_be_left_out(model, tokenizer) -> None:
     torch.testing.assert_close(vector, states[pieces[0] : sum(pieces)].mean(0), atol=1e-5, rtol=1e-5)
 
 
+def test_a_word_can_be_masked(model, tokenizer) -> None:
+    """All of its pieces, as if they were masked in the text; and both readings side by side, weighing as much."""
+    some = [occurrence("the bank was wet"), occurrence("a fisherman slept on the grassy bank", "fisherman")]
+    masked, shown = (senses.contextual_vectors(model, tokenizer, some, readings=[one]) for one in ("masked", "shown"))
+    assert senses.contextual_vectors(model, tokenizer, some).equal(shown)
+    for vector, one in zip(masked, some, strict=True):
+        inputs = tokenizer(list(one.words), is_split_into_words=True, return_tensors="pt")
+        pieces = [index for index, word in enumerate(inputs.word_ids()) if word == one.position]
+        inputs["input_ids"][0, pieces] = tokenizer.mask_token_id
+        with torch.no_grad():
+            states = model(**inputs).last_hidden_state[0]
+        torch.testing.assert_close(vector, states[pieces].mean(0), atol=1e-5, rtol=1e-5)
+    both = senses.contextual_vectors(model, tokenizer, some, readings=["shown", "masked"])
+    cosine = torch.cosine_similarity
+    expected = (cosine(shown[0], shown[1], dim=0) + cosine(masked[0], masked[1], dim=0)) / 2
+    torch.testing.assert_close(cosine(both[0], both[1], dim=0), expected)
+
+
+def test_without_a_mask_token_nothing_is_masked(model, tokenizer) -> None:
+    without = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, pad_token="[PAD]")
+    with pytest.raises(ValueError, match="readings: masked is for a tokenizer with a mask token"):
+        senses.contextual_vectors(model, without, [occurrence("the bank was wet")], readings=["masked"])
+
+
 def test_a_long_sentence_is_cut_around_the_word(model, tokenizer) -> None:
     words = ("a",) * 40 + ("bank",) + ("on",) * 40
     vector = senses.contextual_vectors(model, tokenizer, [Occurrence(words, 40)])[0]
@@ -226,6 +250,8 @@ def test_the_command(model, tokenizer, tmp_path: Path, capsys: pytest.CaptureFix
     assert left_out.test == len(examples().train)
     assert json.loads(run(str(data), "--leave-one-out", "--json"))["words"]["bank"] == vars(left_out)
     assert f"training macro_f1: {left_out.macro_f1:.4g} (95%" in run(str(data), "--leave-one-out")
+    both = senses.score(model, tokenizer, examples(), readings=["shown", "masked"])
+    assert json.loads(run(str(data), "--read", "masked", "shown", "--json"))["words"]["bank"] == vars(both)
     with pytest.raises(ValueError, match="--last-layers 0"):
         run(str(data), "--last-layers", "0")
     with pytest.raises(ValueError, match="last_layers=9 must be at most 5, which the model has"):

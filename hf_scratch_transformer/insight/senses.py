@@ -4,7 +4,8 @@ The measure of Loureiro et al. (2021), "Analysis and Evaluation of Language Mode
 sense's vector is the mean of the word's contextual vectors over the training sentences of that sense, a test sentence
 takes the sense whose vector is nearest by cosine, and the score of a word is the macro-averaged F1 of its senses. A
 contextual vector is the last hidden state, averaged over the pieces that the word is split into; there, with BERT, it
-is the sum of the last four.
+is the sum of the last four. An encoder that guesses masked words can read the sentence with the word masked, too: what
+stands in its place then is of the context alone.
 """
 
 import argparse
@@ -24,6 +25,7 @@ import torch
 from rich.console import Console
 from rich.table import Column, Table
 from torch import Tensor
+from torch.nn import functional as F
 from tqdm import tqdm
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -32,6 +34,7 @@ from ..files import reading
 from .plot import open_model, open_tokenizer
 
 LAST_LAYERS = 1
+READINGS = ("shown", "masked")  # how the word stands in the sentence
 RESAMPLED = 1000  # times, for an interval
 FIGURES = ("accuracy", "macro_f1", "most_frequent")
 COLUMNS = ("word", "split", "sense", "position", "sentence")
@@ -156,8 +159,9 @@ def contextual_vectors(
     last_layers: int = LAST_LAYERS,
     special_tokens: bool = True,
     batch_tokens: int = BATCH_TOKENS,
+    readings: Sequence[str] = READINGS[:1],
 ) -> Tensor:
-    """The vector of each word in its sentence, (occurrences, D) in single precision on the CPU.
+    """The vector of each word in its sentence, (occurrences, readings · D) in single precision on the CPU.
 
     Args:
         model: an encoder or a decoder without head; a long sentence is cut, around the word, to what it can take.
@@ -165,15 +169,30 @@ def contextual_vectors(
         special_tokens: put those of the tokenizer around the sentence. A model trained on windows cut out of running
             text, as ours are, has mostly seen none.
         batch_tokens: padded tokens at a time.
+        readings: "shown", the sentence as it is, and "masked", with each piece of the word a mask token. Of both, the
+            vectors stand side by side, each of length 1, so that the cosine of two such is the mean of both.
+
+    Raises:
+        ValueError: of a word too long for the model, more layers than it has, or a tokenizer without a mask token.
     """
+    if "masked" in readings and tokenizer.mask_token_id is None:
+        raise ValueError("readings: masked is for a tokenizer with a mask token, and this one has none")
     near = [cut(tokenizer, occurrence, longest_input(model, tokenizer)) for occurrence in occurrences]
     encoded = tokenizer(
         [list(one.words) for one in near], is_split_into_words=True, add_special_tokens=special_tokens, verbose=False
     )
     batches = list(batches_by_length([len(ids) for ids in encoded["input_ids"]], batch_tokens))
-    vectors: list[Tensor] = [torch.empty(0)] * len(near)
-    for rows in tqdm(batches, unit="batch", leave=False, disable=len(batches) < 2):
+    pieces = [
+        [place for place, word in enumerate(encoded.word_ids(row)) if word == one.position]
+        for row, one in enumerate(near)
+    ]
+    vectors = {how: [torch.empty(0)] * len(near) for how in readings}
+    turns = [(how, rows) for how in readings for rows in batches]
+    for how, rows in tqdm(turns, unit="batch", leave=False, disable=len(turns) < 2):
         inputs = tokenizer.pad({"input_ids": [encoded["input_ids"][row] for row in rows]}, return_tensors="pt")
+        if how == "masked":
+            for place, row in enumerate(rows):
+                inputs["input_ids"][place, pieces[row]] = tokenizer.mask_token_id
         check_ids(model, inputs["input_ids"].tolist())
         outputs = model(**inputs.to(model.device), output_hidden_states=True)
         layers = outputs.hidden_states[1:]  # the first is the embedding
@@ -182,9 +201,9 @@ def contextual_vectors(
         layers = layers[-last_layers:]
         states = torch.stack([layer.float() for layer in layers]).sum(0).cpu()  # (B, T, D)
         for place, row in enumerate(rows):
-            pieces = [index for index, word in enumerate(encoded.word_ids(row)) if word == near[row].position]
-            vectors[row] = states[place, pieces].mean(0)
-    return torch.stack(vectors)
+            vectors[how][row] = states[place, pieces[row]].mean(0)
+    found = [torch.stack(each) for each in vectors.values()]
+    return found[0] if len(found) == 1 else torch.cat([F.normalize(each, dim=-1) for each in found], dim=-1)
 
 
 def cut(tokenizer: PreTrainedTokenizerBase, occurrence: Occurrence, limit: int) -> Occurrence:
@@ -279,6 +298,13 @@ def add_commands(subparsers: Any) -> None:
     parser.add_argument("model", help="folder or Hub id of an encoder or a decoder with its tokenizer")
     parser.add_argument("data", help="folder in the format of CoarseWSD-20, or a tab-separated file")
     parser.add_argument("--last-layers", type=int, default=LAST_LAYERS, help="how many layers are summed")
+    parser.add_argument(
+        "--read",
+        nargs="+",
+        choices=READINGS,
+        default=READINGS[:1],
+        help="the sentence as it is, with the word masked, or both, side by side (%(default)s)",
+    )
     parser.add_argument("--no-special-tokens", action="store_true", help="sentences bare, without [CLS] and the like")
     parser.add_argument(
         "--leave-one-out",
@@ -314,6 +340,7 @@ def run(arguments: argparse.Namespace) -> None:
     if model.config.is_encoder_decoder:
         raise ValueError(f"{arguments.model} reads and writes: it is encoders and decoders that have one vector a word")
     options = {"last_layers": arguments.last_layers, "special_tokens": not arguments.no_special_tokens}
+    options |= {"readings": tuple(dict.fromkeys(arguments.read))}
     scores, told = {}, []
     for word, examples in tqdm(words.items(), unit="word", disable=arguments.json):
         if arguments.leave_one_out:
