@@ -66,15 +66,21 @@ def mean_vectors(model: PreTrainedModel, encoded: Sequence[Sequence[int]], batch
     """As `sentence_embeddings`, of texts that are token ids already, none of them empty."""
     vectors = torch.empty(len(encoded), model.config.hidden_size, device=model.device)
     for rows in batches_by_length([len(ids) for ids in encoded], batch_tokens):
-        sequences = [torch.as_tensor(encoded[row], dtype=torch.long) for row in rows]
-        ids = pad_sequence(sequences, batch_first=True, padding_value=model.config.pad_token_id or 0)
-        mask = pad_sequence([torch.ones_like(sequence) for sequence in sequences], batch_first=True)
-        # Without padding there is nothing to mask, and faster attention to be had.
-        padded = {} if mask.all() else {"attention_mask": mask.to(model.device)}
-        states = model(input_ids=ids.to(model.device), **padded).last_hidden_state.float()  # (B, T, D)
-        shares = (mask / mask.sum(1, keepdim=True)).to(model.device)
+        inputs, mask = padded(model, [encoded[row] for row in rows])
+        states = model(**inputs).last_hidden_state.float()  # (B, T, D)
+        shares = mask / mask.sum(1, keepdim=True)
         vectors[torch.tensor(rows, device=model.device)] = (shares[:, None] @ states)[:, 0]
     return vectors
+
+
+def padded(model: PreTrainedModel, encoded: Sequence[Sequence[int]]) -> tuple[dict[str, Tensor], Tensor]:
+    """What the model is given for rows of ids, which begin at the left whatever side their tokenizer pads, and the mask
+    of their tokens, (B, T)."""
+    rows = [torch.as_tensor(ids, dtype=torch.long) for ids in encoded]
+    ids = pad_sequence(rows, batch_first=True, padding_value=model.config.pad_token_id or 0).to(model.device)
+    mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True).to(model.device)
+    # Without padding there is nothing to mask, and faster attention to be had.
+    return {"input_ids": ids} if mask.all() else {"input_ids": ids, "attention_mask": mask}, mask
 
 
 def batches_by_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:

@@ -71,6 +71,15 @@ def test_vectors_are_those_of_each_sentence_alone(model, tokenizer, layers: int)
         )
 
 
+@pytest.mark.parametrize("options", [{"pad_token": "[PAD]", "padding_side": "left"}, {}])
+def test_how_a_tokenizer_pads_does_not_matter(model, tokenizer, options) -> None:
+    """Those of many language models pad on the left, or not at all."""
+    other = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, **options)
+    some = [occurrence("the bank was wet"), occurrence("a fisherman slept on the grassy bank")]
+    expected = senses.contextual_vectors(model, tokenizer, some)
+    torch.testing.assert_close(senses.contextual_vectors(model, other, some), expected, atol=1e-5, rtol=1e-5)
+
+
 def test_special_tokens_can_be_left_out(model, tokenizer) -> None:
     one = occurrence("the bank was wet")
     with torch.no_grad():

@@ -29,7 +29,7 @@ from torch.nn import functional as F
 from tqdm import tqdm
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..embedding import BATCH_TOKENS, batches_by_length, check_ids, longest_input
+from ..embedding import BATCH_TOKENS, batches_by_length, check_ids, longest_input, padded
 from ..files import reading
 from .plot import open_model, open_tokenizer
 
@@ -189,12 +189,13 @@ def contextual_vectors(
     vectors = {how: [torch.empty(0)] * len(near) for how in readings}
     turns = [(how, rows) for how in readings for rows in batches]
     for how, rows in tqdm(turns, unit="batch", leave=False, disable=len(turns) < 2):
-        inputs = tokenizer.pad({"input_ids": [encoded["input_ids"][row] for row in rows]}, return_tensors="pt")
+        ids = [list(encoded["input_ids"][row]) for row in rows]
         if how == "masked":
-            for place, row in enumerate(rows):
-                inputs["input_ids"][place, pieces[row]] = tokenizer.mask_token_id
-        check_ids(model, inputs["input_ids"].tolist())
-        outputs = model(**inputs.to(model.device), output_hidden_states=True)
+            for row, tokens in zip(rows, ids, strict=True):
+                for place in pieces[row]:
+                    tokens[place] = tokenizer.mask_token_id
+        check_ids(model, ids)
+        outputs = model(**padded(model, ids)[0], output_hidden_states=True)
         layers = outputs.hidden_states[1:]  # the first is the embedding
         if last_layers > len(layers):
             raise ValueError(f"last_layers={last_layers} must be at most {len(layers)}, which the model has")
