@@ -29,7 +29,8 @@ class Sharing(NamedTuple):
     def here(cls) -> "Sharing":
         """MKL is made for Intel's processors. On a Xeon with AMX and two cores, 4 to 12 rows by large matrices are 1.1
         to 2.3 times as fast in shares, fewer and more of them 0.75 to 0.97 times."""
-        return cls(range(4, 13), 2**20) if "GenuineIntel" in processor() else cls(range(1, 65), 2**18)
+        is_made_for = torch.backends.mkl.is_available() and "GenuineIntel" in processor()
+        return cls(range(4, 13), 2**20) if is_made_for else cls(range(1, 65), 2**18)
 
 
 class ScratchGenerationMixin(GenerationMixin):
@@ -37,14 +38,14 @@ class ScratchGenerationMixin(GenerationMixin):
         """As `GenerationMixin.generate`."""
         settings = kwargs.get("generation_config") or self.generation_config
         is_compiled = kwargs.get("compile_config") or getattr(settings, "compile_config", None)
-        with nullcontext() if is_compiled else few_row_products(self):
+        with nullcontext() if is_compiled or torch.compiler.is_compiling() else few_row_products(self):
             return super().generate(*args, **kwargs)
 
 
 @contextmanager
 def few_row_products(model: Any) -> Iterator[None]:
-    """Within it, the few rows of a decoding step, which a CPU's library multiplies on one core, or far below what its
-    memory gives, are multiplied by all cores: each is given shares of a matrix.
+    """Within it, the few rows of a decoding step are multiplied by all cores, each of which is given shares of a
+    matrix, where a CPU's library would multiply on one core, or far below what memory gives (`Sharing`).
 
     A model that is on another device, of another precision or compiled goes on as it does, and so does a matrix that
     somebody has put another `forward` on.

@@ -20,9 +20,11 @@ from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 @cache
 def processor() -> str:
-    """What the system says of it, as much as it does: `GenuineIntel` and `AuthenticAMD` are the makers' names."""
-    described = Path("/proc/cpuinfo")
-    return described.read_text(encoding="utf-8") if described.exists() else platform.processor()
+    """What the system says of it, as far as it may be read: makers are `GenuineIntel` and `AuthenticAMD`."""
+    try:
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:  # no Linux, or one that hides it
+        return platform.processor()
 
 
 def is_compiling_or_tracing() -> bool:

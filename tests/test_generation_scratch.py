@@ -82,12 +82,19 @@ def test_where_a_product_of_few_rows_is_shared(case, monkeypatch):
 
 @pytest.mark.parametrize(
     "maker, width, shared",
-    [("AuthenticAMD", 512, {1, 3, 4, 12, 13, 64}), ("GenuineIntel", 512, set()), ("GenuineIntel", 1024, {4, 12})],
+    [
+        ("AuthenticAMD", 255, set()),
+        ("AuthenticAMD", 256, {1, 3, 4, 12, 13, 64}),
+        ("GenuineIntel", 1023, set()),
+        ("GenuineIntel", 1024, {4, 12}),
+        ("GenuineIntel without MKL", 256, {1, 3, 4, 12, 13, 64}),
+    ],
 )
 def test_what_is_shared_where(maker, width, shared, monkeypatch):
-    """On Intel's processors a library is faster on its own but for some rows by large matrices."""
+    """On Intel's processors MKL is faster on its own but for some rows by large matrices."""
     used, multiply = set(), Tensor.__matmul__
     monkeypatch.setattr(generation, "processor", lambda: f"processor: 0\nvendor_id: {maker}\n")
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: "without" not in maker)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     monkeypatch.setattr(Tensor, "__matmul__", lambda a, b: used.add(a.shape[-2]) or multiply(a, b))
     linear = nn.Linear(width, 1024, bias=False)

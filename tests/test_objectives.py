@@ -10,6 +10,7 @@ from transformers import MarianConfig, MarianMTModel
 
 from hf_scratch_transformer.tokenization import config_fields
 from tests import tiny_runs
+from training import objectives
 from training.batches import IGNORED, Draws
 from training.corpus import FAMILIES, load, make_tokenizer
 from training.objectives import OBJECTIVES
@@ -44,6 +45,22 @@ def test_the_lean_loss_is_the_loss_from_the_logits(name, tmp_path):
         for smoothing in (0.0, 0.2):
             expected = F.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing)
             torch.testing.assert_close(objective.loss(model, batch, smoothing), expected, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", tiny_runs.OBJECTIVES)
+def test_intervals_do_not_hang_on_the_size_of_a_batch(name, tmp_path, monkeypatch):
+    """The parts that they are told from hold the same, of each row once, in batches of any size."""
+    monkeypatch.setattr(objectives, "PARTS", 3)
+    found = []
+    for tokens in (64, 4096):
+        objective, corpus, _ = opened(tmp_path, name, "--data.batch_tokens", str(tokens))
+        parts = objective.parts(corpus)
+        found.append([sorted(np.concatenate(part).tolist()) for part in parts])
+    assert len(found[0]) == 3
+    assert found[0] == found[1]
+    every = np.concatenate(objective.plan(corpus, None)).tolist()
+    assert sorted(row for part in found[0] for row in part) == sorted(every)
+    assert max(map(len, found[0])) - min(map(len, found[0])) <= 1
 
 
 def test_a_native_model_trains_through_the_same_objective(tmp_path):

@@ -94,11 +94,13 @@ def test_threads_wait_for_each_other_without_taking_a_busy_machine(maker, load, 
     ours = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS")
     environment = {name: value for name, value in os.environ.items() if name not in ours}
     loaded = Path("/proc/self/maps").read_text(encoding="utf-8").split()
-    library = next(word for word in loaded if "libgomp" in word)  # which torch loads
+    library = next((word for word in loaded if "libgomp" in word), None)
+    if library is None:
+        pytest.skip("torch has loaded another OpenMP than libgomp")
     code = f"""
 import ctypes, pathlib, psutil
 psutil.cpu_percent = lambda interval: {load}
-pathlib.Path.read_text = lambda path, encoding: "vendor_id: {maker}"
+pathlib.Path.read_bytes = lambda path: b"vendor_id: {maker}"
 import training
 ctypes.CDLL("{library}")
 """

@@ -114,6 +114,26 @@ def test_without_a_mask_token_nothing_is_masked(model, tokenizer) -> None:
         senses.contextual_vectors(model, without, [occurrence("the bank was wet")], readings=["masked"])
 
 
+@pytest.mark.parametrize("readings", ["masked", ["mask"], [], ["shown", "hidden"]])
+def test_readings_of_other_names_are_refused(model, tokenizer, readings) -> None:
+    with pytest.raises(ValueError, match="must be a list of shown and masked"):
+        senses.contextual_vectors(model, tokenizer, [occurrence("the bank was wet")], readings=readings)
+
+
+@pytest.mark.parametrize("pad", [None, -1, 500, "none at all"])
+def test_what_pads_may_be_in_no_table(tokenizer, pad) -> None:
+    """As configurations from the Hub may have it; what is masked may be any token."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    native = BertModel(BertConfig(vocab_size=len(tokenizer), **sizes)).eval()
+    some = [occurrence("the bank was wet"), occurrence("a fisherman slept on the grassy bank")]
+    expected = senses.contextual_vectors(native, tokenizer, some)
+    if pad == "none at all":
+        del native.config.pad_token_id
+    else:
+        native.config.pad_token_id = pad
+    torch.testing.assert_close(senses.contextual_vectors(native, tokenizer, some), expected)
+
+
 def test_a_long_sentence_is_cut_around_the_word(model, tokenizer) -> None:
     words = ("a",) * 40 + ("bank",) + ("on",) * 40
     vector = senses.contextual_vectors(model, tokenizer, [Occurrence(words, 40)])[0]
@@ -259,8 +279,9 @@ def test_the_command(model, tokenizer, tmp_path: Path, capsys: pytest.CaptureFix
     assert left_out.test == len(examples().train)
     assert json.loads(run(str(data), "--leave-one-out", "--json"))["words"]["bank"] == vars(left_out)
     assert f"training macro_f1: {left_out.macro_f1:.4g} (95%" in run(str(data), "--leave-one-out")
-    both = senses.score(model, tokenizer, examples(), readings=["shown", "masked"])
-    assert json.loads(run(str(data), "--read", "masked", "shown", "--json"))["words"]["bank"] == vars(both)
+    masked = senses.score(model, tokenizer, examples().leaving_one_out(), readings=["masked"])
+    assert masked.macro_f1 != left_out.macro_f1
+    assert json.loads(run(str(data), "--leave-one-out", "--json", "--read", "masked"))["words"]["bank"] == vars(masked)
     with pytest.raises(ValueError, match="--last-layers 0"):
         run(str(data), "--last-layers", "0")
     with pytest.raises(ValueError, match="last_layers=9 must be at most 5, which the model has"):

@@ -26,7 +26,7 @@ from .sections import RecipeError
 from .sharding import is_sharded
 
 Batch = dict[str, Tensor]
-PARTS = 50  # of a test of a translator, for intervals, where it has as many rows
+PARTS = 50  # of a test, for intervals, where it has as many rows or windows
 SHOWN = 32  # tokens of a text that a sample shows, and as many of what a causal LM makes of it
 
 
@@ -56,9 +56,10 @@ class Objective(ABC):
         Without a key (seed, purpose, epoch, part) those of the whole pass, in a fixed order.
         """
 
+    @abstractmethod
     def parts(self, corpus: Corpus) -> list[list[np.ndarray]]:
-        """The batches of the whole pass, in parts that differ by chance alone: intervals are told from them."""
-        return [[batch] for batch in self.plan(corpus, None)]
+        """The batches of the whole pass, in parts of like size, however large a batch is: intervals are told from how
+        much these differ."""
 
     @abstractmethod
     def collate(self, corpus: Corpus, item: np.ndarray, draws: Draws, step: int) -> Batch:
@@ -231,8 +232,16 @@ class _Windows(Objective):
                 windows = rng.permutation(
                     _tiles(pool_rows(_count(end, phase, size), pool, rng), end, size, phase, size)
                 )
-        rows = max(1, self.recipe.data.batch_tokens // size)
+        return self._batches(windows)
+
+    def _batches(self, windows: np.ndarray) -> list[np.ndarray]:
+        rows = max(1, self.recipe.data.batch_tokens // self.window)
         return [windows[start : start + rows] for start in range(0, len(windows), rows)]
+
+    def parts(self, corpus: Corpus) -> list[list[np.ndarray]]:
+        # Stretches of the text, since what stands beside each other is alike.
+        windows = np.concatenate(self.plan(corpus, None))
+        return [self._batches(stretch) for stretch in np.array_split(windows, min(PARTS, len(windows)))]
 
     def _random(self, count: int, end: int, rng: np.random.Generator) -> np.ndarray:
         starts = rng.integers(0, max(1, end - self.window + 1), size=count)

@@ -173,8 +173,11 @@ def contextual_vectors(
             vectors stand side by side, each of length 1, so that the cosine of two such is the mean of both.
 
     Raises:
-        ValueError: of a word too long for the model, more layers than it has, or a tokenizer without a mask token.
+        ValueError: of a word too long for the model, more layers than it has, readings of other names, or a tokenizer
+            without a mask token.
     """
+    if isinstance(readings, str) or not readings or set(readings) - set(READINGS):
+        raise ValueError(f"readings={readings!r} must be a list of {' and '.join(READINGS)}, or of one of them")
     if "masked" in readings and tokenizer.mask_token_id is None:
         raise ValueError("readings: masked is for a tokenizer with a mask token, and this one has none")
     near = [cut(tokenizer, occurrence, longest_input(model, tokenizer)) for occurrence in occurrences]
@@ -304,7 +307,8 @@ def add_commands(subparsers: Any) -> None:
         nargs="+",
         choices=READINGS,
         default=READINGS[:1],
-        help="the sentence as it is, with the word masked, or both, side by side (%(default)s)",
+        metavar="HOW",
+        help=f"the sentence as it is, with the word masked, or both, side by side: {' '.join(READINGS)} (shown)",
     )
     parser.add_argument("--no-special-tokens", action="store_true", help="sentences bare, without [CLS] and the like")
     parser.add_argument(
