@@ -3,6 +3,7 @@
 import inspect
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -78,8 +79,9 @@ def padded(model: PreTrainedModel, encoded: Sequence[Sequence[int]]) -> tuple[di
     of their tokens, (B, T)."""
     rows = [torch.as_tensor(ids, dtype=torch.long) for ids in encoded]
     # Configurations may lack it, or have one that is in no table; what is masked may be any token.
-    named, known = getattr(model.config, "pad_token_id", None), range(model.get_input_embeddings().num_embeddings)
-    ids = pad_sequence(rows, batch_first=True, padding_value=named if named in known else 0).to(model.device)
+    named: Any = getattr(model.config, "pad_token_id", None)
+    pad = named if named in range(model.get_input_embeddings().num_embeddings) else 0
+    ids = pad_sequence(rows, batch_first=True, padding_value=pad).to(model.device)
     mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True).to(model.device)
     # Without padding there is nothing to mask, and faster attention to be had.
     return {"input_ids": ids} if mask.all() else {"input_ids": ids, "attention_mask": mask}, mask
