@@ -82,9 +82,10 @@ def padded(model: PreTrainedModel, encoded: Sequence[Sequence[int]]) -> tuple[di
     named: Any = getattr(model.config, "pad_token_id", None)
     pad = named if named in range(model.get_input_embeddings().num_embeddings) else 0
     ids = pad_sequence(rows, batch_first=True, padding_value=pad).to(model.device)
-    mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True).to(model.device)
+    mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+    is_full, mask = bool(mask.all()), mask.to(model.device)
     # Without padding there is nothing to mask, and faster attention to be had.
-    return {"input_ids": ids} if mask.all() else {"input_ids": ids, "attention_mask": mask}, mask
+    return {"input_ids": ids} if is_full else {"input_ids": ids, "attention_mask": mask}, mask
 
 
 def batches_by_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
