@@ -6,31 +6,15 @@ Shapes: B batch, T length, D input width, F output width of a matrix, S of a sha
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.generation import GenerationMixin
 
-from .ops_scratch import processor
-
 SHARE_ENTRIES = 2**17  # of a share of a larger one, which then stays in a core's cache (512 KiB)
 _torch_linear = F.linear
-
-
-class Sharing(NamedTuple):
-    """What is multiplied faster in shares than by a library on its own."""
-
-    rows: range  # of a step
-    min_entries: int  # of a matrix: smaller ones are multiplied before they could be shared out
-
-    @classmethod
-    def here(cls) -> "Sharing":
-        """MKL is made for Intel's processors. On a Xeon with AMX and two cores, 4 to 12 rows by large matrices are 1.1
-        to 2.3 times as fast in shares, fewer and more of them 0.75 to 0.97 times."""
-        is_made_for = torch.backends.mkl.is_available() and "GenuineIntel" in processor()
-        return cls(range(4, 13), 2**20) if is_made_for else cls(range(1, 65), 2**18)
 
 
 class ScratchGenerationMixin(GenerationMixin):
@@ -45,23 +29,31 @@ class ScratchGenerationMixin(GenerationMixin):
 @contextmanager
 def few_row_products(model: Any) -> Iterator[None]:
     """Within it, the few rows of a decoding step are multiplied by all cores, each of which is given shares of a
-    matrix, where a CPU's library would multiply on one core, or far below what memory gives (`Sharing`).
+    matrix, where a CPU's library would multiply on one core, or far below what memory gives (`sharing`).
 
     A model that is on another device, of another precision or compiled goes on as it does, and so does a matrix that
     somebody has put another `forward` on.
     """
     is_compiled = "forward" in vars(model) or getattr(model, "_compiled_call_impl", None) is not None
     is_plain = F.linear is _torch_linear and not is_compiled and not torch.is_autocast_enabled("cpu")
-    few, least = Sharing.here()
+    few, least = sharing()
     large = [module for module in model.modules() if is_plain and is_shareable(module, least)]
     for linear in large:
-        shares, rest = shares_of(linear.weight.detach())
-        vars(linear)["forward"] = partial(multiply_few_rows, linear, shares, rest, linear.bias, few)
+        shares = shares_of(linear.weight.detach())
+        vars(linear)["forward"] = partial(multiply_few_rows, linear, few, *shares, linear.bias)
     try:
         yield
     finally:
         for linear in large:
             vars(linear).pop("forward", None)
+
+
+def sharing() -> tuple[range, int]:
+    """How many rows, and entries of a matrix at least, are multiplied faster in shares than by a library. MKL is made
+    for Intel's processors: on a Xeon with AMX, shares take 0.4 to 0.9 of the time for 4 to 12 rows, more for others."""
+    known: Any = getattr(torch.cpu, "get_capabilities", dict)()  # which not all versions have
+    is_made_for = torch.backends.mkl.is_available() and "Intel" in known.get("cpu_name", "")
+    return (range(4, 13), 2**20) if is_made_for else (range(1, 65), 2**18)
 
 
 def is_shareable(module: nn.Module, min_entries: int) -> TypeGuard[nn.Linear]:
@@ -82,7 +74,7 @@ def shares_of(weight: Tensor) -> tuple[Tensor, Tensor]:  # (F, D) -> (shares, D,
 
 
 def multiply_few_rows(
-    linear: nn.Linear, shares: Tensor, rest: Tensor, bias: Tensor | None, few: range, input: Tensor
+    linear: nn.Linear, few: range, shares: Tensor, rest: Tensor, bias: Tensor | None, input: Tensor
 ) -> Tensor:  # (B, T, D) -> (B, T, F)
     """`linear(input)`, of which `shares` and `rest` are the weight, of a `few` rows."""
     width = shares.shape[1]

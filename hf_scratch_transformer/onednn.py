@@ -7,8 +7,10 @@ which torch computes other things. The models know nothing of it: whoever runs t
 
 import functools
 import math
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -17,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
-from .ops_scratch import compute_dtype, is_compiling_or_tracing, processor
+from .ops_scratch import compute_dtype, is_compiling_or_tracing
 
 MIN_ENTRIES = 2**16  # of a matrix; below, it makes no difference how it is multiplied
 _torch_linear = F.linear
@@ -47,7 +49,9 @@ def is_mkl_slow() -> bool:
 def _probe() -> bool:
     if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()):
         return False
-    return "AuthenticAMD" in processor() and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+    described = Path("/proc/cpuinfo")
+    vendor = described.read_text() if described.exists() else platform.processor()
+    return "AuthenticAMD" in vendor and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # (..., D), (F, D), (F,) -> (..., F)

@@ -4,7 +4,6 @@
 Shapes: N rows, D width, V vocabulary.
 """
 
-import platform
 import zlib
 from functools import cache, partial
 from pathlib import Path
@@ -16,15 +15,6 @@ from torch.autograd import forward_ad
 from torch.nn import functional as F
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils.flop_counter import flop_registry, register_flop_formula
-
-
-@cache
-def processor() -> str:
-    """What the system says of it, as far as it may be read: makers are `GenuineIntel` and `AuthenticAMD`."""
-    try:
-        return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:  # no Linux, or one that hides it
-        return platform.processor()
 
 
 def is_compiling_or_tracing() -> bool:

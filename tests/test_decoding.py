@@ -302,8 +302,7 @@ def test_autocast_is_refused():
 def test_a_graph_is_made_once_and_kept(model_class, rows, monkeypatch):
     """Also while `generate` shares out products of its own, new ones in each call."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    everything = generation_scratch.Sharing(range(1, 65), 0)
-    monkeypatch.setattr(generation_scratch.Sharing, "here", lambda: everything)
+    monkeypatch.setattr(generation_scratch, "sharing", lambda: (range(1, 65), 0))
     model, graphs = tiny.model(model_class), Graphs()
     model.generation_config.eos_token_id = None
     decode = CompiledDecoding(graphs)

@@ -15,7 +15,6 @@ import torch
 from filelock import FileLock, Timeout
 
 from hf_scratch_transformer.files import remove, sweep
-from hf_scratch_transformer.ops_scratch import processor
 
 from .sections import RecipeError
 
@@ -102,7 +101,7 @@ def environment(device: torch.device, processes: int, module: str = __package__)
         "python": platform.python_version(),
         "packages": {name: importlib.metadata.version(name) for name in packages},
         "machine": f"{platform.system()} {platform.machine()}",
-        "processor": processor_name(),
+        "processor": processor(),
         "instructions": torch.backends.cpu.get_cpu_capability(),  # the widest that torch uses
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "cpu_count": os.cpu_count(),
@@ -111,9 +110,10 @@ def environment(device: torch.device, processes: int, module: str = __package__)
     }
 
 
-def processor_name() -> str | None:
+def processor() -> str | None:
     """What kind it is, where Linux says so."""
-    lines = processor().splitlines()
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
 
 

@@ -240,8 +240,8 @@ class _Windows(Objective):
 
     def parts(self, corpus: Corpus) -> list[list[np.ndarray]]:
         # Stretches of the text, since what stands beside each other is alike.
-        windows = np.concatenate(self.plan(corpus, None))
-        return [self._batches(stretch) for stretch in np.array_split(windows, min(PARTS, len(windows)))]
+        windows = np.concatenate([np.zeros((0, 3), np.int64), *self.plan(corpus, None)])
+        return [self._batches(stretch) for stretch in np.array_split(windows, max(1, min(PARTS, len(windows))))]
 
     def _random(self, count: int, end: int, rng: np.random.Generator) -> np.ndarray:
         starts = rng.integers(0, max(1, end - self.window + 1), size=count)
