@@ -190,7 +190,7 @@ def contextual_vectors(
         for row, one in enumerate(near)
     ]
     vectors = {how: [torch.empty(0)] * len(near) for how in readings}
-    turns = [(how, rows) for how in readings for rows in batches]
+    turns = [(how, rows) for how in vectors for rows in batches]
     for how, rows in tqdm(turns, unit="batch", leave=False, disable=len(turns) < 2):
         ids = [list(encoded["input_ids"][row]) for row in rows]
         if how == "masked":
@@ -345,7 +345,7 @@ def run(arguments: argparse.Namespace) -> None:
     if model.config.is_encoder_decoder:
         raise ValueError(f"{arguments.model} reads and writes: it is encoders and decoders that have one vector a word")
     options = {"last_layers": arguments.last_layers, "special_tokens": not arguments.no_special_tokens}
-    options |= {"readings": tuple(dict.fromkeys(arguments.read))}
+    options["readings"] = arguments.read
     scores, told = {}, []
     for word, examples in tqdm(words.items(), unit="word", disable=arguments.json):
         if arguments.leave_one_out:
