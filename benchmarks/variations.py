@@ -288,5 +288,7 @@ def main(argv: list[str]) -> None:
     variation.place[variation.name] = variation.part
     publication.target_flops = counted
     folder.environment = partial(folder.environment, module="benchmarks")  # which writes down the command
+    identity = Recipe.identity  # of which the variation is part: neither goes on with the other's run
+    Recipe.identity = lambda self: identity(self) | {"variation": argv[0]}  # type: ignore[method-assign]
     Distillation.student = argv[1:]
     command(argv[1:])

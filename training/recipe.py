@@ -257,7 +257,8 @@ def default(name: str) -> Any:
         kind = kind.model_fields[section].annotation
         if not hasattr(kind, "model_fields"):
             return None
-    return to_jsonable_python(kind.model_fields[field].get_default(call_default_factory=True))
+    known = kind.model_fields.get(field)
+    return None if known is None else to_jsonable_python(known.get_default(call_default_factory=True))
 
 
 ORDERS = {"resume", "force", "overwrite"}  # to one process, not properties of the run

@@ -278,12 +278,30 @@ def test_the_command_trains(tmp_path, monkeypatch):
     monkeypatch.setattr(variations, "command", called.append)
     monkeypatch.setattr(publication, "target_flops", publication.target_flops)
     monkeypatch.setattr(folder, "environment", folder.environment)
+    monkeypatch.setattr(Recipe, "identity", Recipe.identity)
     monkeypatch.setitem(OBJECTIVES, "translation", Translation)
     words = [str(tiny_runs.write_recipe(tmp_path)), "--seed", "3"]
     assert main(["variation", "short_first", *words]) == 0
     assert OBJECTIVES["translation"] is variations.ShortFirst and called == [words]
     about = folder.environment(torch.device("cpu"), 1)
     assert about["command"][:3] == ["python", "-m", "benchmarks"]
+
+
+def test_neither_goes_on_with_the_others_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(variations, "command", lambda _: None)
+    monkeypatch.setattr(publication, "target_flops", publication.target_flops)
+    monkeypatch.setattr(folder, "environment", folder.environment)
+    recipe, output = tiny_runs.write_recipe(tmp_path), tmp_path / "run"
+    assert tiny_runs.run(recipe, output) == 0
+    with monkeypatch.context() as varied:
+        varied.setattr(Recipe, "identity", Recipe.identity)
+        varied.setitem(OBJECTIVES, "translation", Translation)
+        assert main(["variation", "short_first", str(recipe)]) == 0
+        assert tiny_runs.run(recipe, output, "--resume") == 2
+        assert "this is another run (variation was None, now short_first)" in capsys.readouterr().err
+        assert tiny_runs.run(recipe, output, "--overwrite") == tiny_runs.run(recipe, output, "--resume") == 0
+    assert tiny_runs.run(recipe, output, "--resume") == 2
+    assert "this is another run (variation was short_first, now None)" in capsys.readouterr().err
 
 
 def test_each_has_what_it_varies():
