@@ -193,9 +193,13 @@ def scored(file: Path, score: str) -> float:
 
 def over_seeds(card: Path, score: str, measured: str = "", times: float = 1.0) -> str:
     """`97.5 ± 0.3 over 3 seeds`, of what the runs themselves measured, or else of what `evaluate --json` said of each
-    model, in files of that name. Raises ValueError where there is no such score."""
+    model, in files of that name. Raises ValueError where there is no such score, or it is of another model."""
     files = sorted(card.glob(f"{measured}*.json")) if measured else logs(card)
     values = [times * scored(file, score) for file in files]
+    known = [line["weights"] for log in logs(card) for line in metrics.read(log) if "weights" in line]
+    for file in files if measured and len(known) == len(logs(card)) else ():  # older logs do not say
+        if json.loads(file.read_text(encoding="utf-8")).get("weights") not in known:
+            raise ValueError(f"README.md: {file} is of no model whose training {card} has the log of: measure it again")
     if not values:
         raise ValueError(f"README.md: there is no {card / measured}*.json")
     if len(values) == 1 or not (spread := statistics.stdev(values)):

@@ -116,6 +116,11 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def weights(folder: Path) -> dict[str, str]:
+    """SHA-256 of each file of weights in a model's folder, by its name; of what is no folder none."""
+    return {path.name: sha256(path) for path in sorted(folder.glob("*.safetensors"))}
+
+
 def sweep(path: Path) -> None:
     """Delete what `replacing` left beside a path when the process was killed in it."""
     for left in path.parent.glob(f".{glob.escape(path.name)}.{'[a-z0-9_]' * 8}"):

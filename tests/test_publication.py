@@ -11,6 +11,7 @@ from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, LlamaForCausalLM
 
+from hf_scratch_transformer.files import sha256
 from hf_scratch_transformer.insight.trace import count_flops
 from tests import tiny_runs
 from training import loop, metrics, publication
@@ -103,6 +104,9 @@ def test_a_card_says_what_the_training_took(objective, tmp_path, monkeypatch):
     assert f"| memory of a process while training, MB | {max(memory)} |" in card and min(memory) > 100
     last = metrics.read(tmp_path / "run/metrics.jsonl")[-1]
     assert last["event"] == "finished" and last["flops"] == flops and last["memory_mb"] == max(memory)
+    (weights,) = last["weights"].items()
+    assert weights == ("model.safetensors", sha256(tmp_path / "run/model/model.safetensors"))
+    assert f"| SHA-256 of {weights[0]} | {weights[1]} |" in card
     assert f"| target tokens predicted in training | {last['targets']} |" in card and last["parameters"] > 1000
 
 

@@ -54,6 +54,8 @@ def test_a_run_and_its_model_have_the_same_scores(objective, tmp_path, monkeypat
     assert scores(capsys) == told
     assert main(["evaluate", "run/model", "--json", *words]) == 0
     whole = json.loads(capsys.readouterr().out)
+    finished = metrics.read(tmp_path / "run" / "metrics.jsonl")[-1]
+    assert whole.pop("weights") == finished["weights"] != {}, "of what was measured"
     assert whole and whole == {name: expected[name] for name in whole} and told.keys() <= whole.keys()
     assert contents(tmp_path) == before
     for name in {"loss", "perplexity", "bits_per_byte", "word_perplexity", "masked_accuracy"} & set(told):

@@ -15,6 +15,7 @@ from hf_scratch_transformer import (
     ScratchSeq2SeqForConditionalGeneration,
     cli,
 )
+from hf_scratch_transformer.files import sha256
 from hf_scratch_transformer.insight import senses
 from hf_scratch_transformer.insight.senses import Examples, Occurrence
 from hf_scratch_transformer.tokenization import config_fields, train_tokenizer
@@ -269,6 +270,7 @@ def test_the_command(model, tokenizer, tmp_path: Path, capsys: pytest.CaptureFix
     printed = json.loads(run(str(data), "--last-layers", "2", "--json"))
     assert printed["words"]["bank"] == vars(expected)
     assert printed["mean"]["macro_f1"] == expected.macro_f1
+    assert printed["weights"] == {"model.safetensors": sha256(tmp_path / "model" / "model.safetensors")}
     assert f"{expected.macro_f1:.1f}" in run(str(data), "--last-layers", "2")
     low, high = printed["macro_f1_interval"]
     assert low <= expected.macro_f1 <= high

@@ -12,7 +12,7 @@ import numpy as np
 import yaml
 
 from hf_scratch_transformer import hub
-from hf_scratch_transformer.files import replacing, sha256
+from hf_scratch_transformer.files import replacing, weights
 from hf_scratch_transformer.insight.trace import count_flops
 
 from . import cards, metrics, sharding
@@ -39,8 +39,6 @@ def publish(run: Run, results: dict[str, Any]) -> None:
     Raises TrainingError when the Hub does not take the model.
     """
     recipe, folder = run.recipe, run.folder / "model"
-    if run.is_main:
-        run.log.write("finished", step=run.state.step, seconds=round(run.clock(), 2), **cost(run))
     save_model(run, folder)
     if not run.is_main:
         return
@@ -73,9 +71,11 @@ def save_model(run: Run, folder: Path) -> None:
         else:
             model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
+        took = {"step": run.state.step, "seconds": round(run.clock(), 2), **cost(run)}
+        run.log.write("finished", **took, weights=weights(temporary))
         shutil.copy(run.folder / "curves.png", temporary)
         if model.config.model_type in OURS:
-            hub.write_model_card(temporary, records(run, temporary), run.recipe.push_to_hub)
+            hub.write_model_card(temporary, records(run), run.recipe.push_to_hub)
 
 
 def again(words: Sequence[str]) -> list[str]:
@@ -88,7 +88,7 @@ def again(words: Sequence[str]) -> list[str]:
     return kept
 
 
-def records(run: Run, model: Path) -> hub.RunRecords:
+def records(run: Run) -> hub.RunRecords:
     """What the run wrote down about itself, for the card of the model that it has saved."""
     recipe = run.recipe
     lines = metrics.read(run.log.path)
@@ -109,7 +109,7 @@ def records(run: Run, model: Path) -> hub.RunRecords:
         base_model=None if base is None or Path(base).exists() else base,
         data={"training rows": run.rows}
         | {title: last["finished"][name] for name, title in COSTS.items()}
-        | {f"SHA-256 of {path.name}": sha256(path) for path in sorted(model.glob("*.safetensors"))}
+        | {f"SHA-256 of {name}": digest for name, digest in last["finished"]["weights"].items()}
         | ({"validation rows translated, greedily": evaluated} if recipe.objective == "translation" else {}),
         languages=recipe.data.languages,
         license=recipe.license,

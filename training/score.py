@@ -16,7 +16,7 @@ from transformers.utils import GENERATION_CONFIG_NAME
 
 from hf_scratch_transformer import ScratchConfig
 from hf_scratch_transformer.embedding import check_ids
-from hf_scratch_transformer.files import reading
+from hf_scratch_transformer.files import reading, weights
 from hf_scratch_transformer.insight import senses
 from hf_scratch_transformer.insight.plot import open_model
 from hf_scratch_transformer.insight.presets import read_config
@@ -75,7 +75,7 @@ def score(words: Sequence[str]) -> None:
     with onednn_products():
         values, _ = evaluation.measure(session, model.to(accelerator.device), split)
     if accelerator.is_main_process:
-        summarise(values, as_json=JSON in words)
+        summarise(values | ({"weights": weights(Path(source))} if JSON in words else {}), as_json=JSON in words)
 
 
 class _Parser(argparse.ArgumentParser):

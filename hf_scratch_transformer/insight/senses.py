@@ -30,7 +30,7 @@ from tqdm import tqdm
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..embedding import BATCH_TOKENS, batches_by_length, check_ids, longest_input, padded
-from ..files import reading
+from ..files import reading, weights
 from .plot import open_model, open_tokenizer
 
 LAST_LAYERS = 1
@@ -360,7 +360,8 @@ def run(arguments: argparse.Namespace) -> None:
     mean = {name: statistics.mean(getattr(one, name) for one in scores.values()) for name in FIGURES}
     if arguments.json:
         whole = {"words": {word: asdict(one) for word, one in scores.items()}, "mean": mean}
-        print(json.dumps(whole | {"macro_f1_interval": [low, high]}, indent=1))
+        whole |= {"macro_f1_interval": [low, high], "weights": weights(Path(arguments.model))}
+        print(json.dumps(whole, indent=1))
         return
     table = Table("word", *(Column(name.replace("_", " "), justify="right") for name in Score.__annotations__))
     for word, one in scores.items():

@@ -103,6 +103,14 @@ def test_a_score_is_the_mean_over_seeds(tmp_path: Path) -> None:
     for name, bleu in (("other", 20.0), ("other-2", 22.0)):  # which `evaluate --json` said of other texts
         (card / f"{name}.json").write_text(json.dumps({"bleu": bleu}))
     assert "bleu other -->21.0 ± 1.4 over 2 seeds<!--" in readme.filled(text, tmp_path)
+    ended[1]["weights"] = {"model.safetensors": "abc"}
+    (card / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in ended))
+    for name, bleu, weights in (("other", 20.0, "abc"), ("other-2", 22.0, "cde")):
+        (card / f"{name}.json").write_text(json.dumps({"bleu": bleu, "weights": {"model.safetensors": weights}}))
+    with pytest.raises(ValueError, match="other-2.json is of no model whose training .* has the log of: measure it"):
+        readme.filled(text, tmp_path)
+    (card / "other-2.json").unlink()
+    assert "bleu other -->20, one seed<!--" in readme.filled(text, tmp_path)
 
 
 def test_a_task_has_its_budget_what_came_of_it_and_what_that_took(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import torch
 from tqdm import tqdm
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from hf_scratch_transformer.files import weights
 from training.folder import environment
 
 ROWS = 32  # decoded together
@@ -72,7 +73,8 @@ def main(model_folder: str, folder: str) -> None:
     results = [translate(name, options, lambda texts: texts[0]) for name, options in BEAMS.items()]
     results += [translate(name, options, likest) for name, options in SAMPLED.items()]
     about = environment(torch.device("cpu"), 1) | {"command": ["python", *sys.argv]}
-    print(json.dumps({"model": model_folder, "environment": about, "results": results}, indent=1))
+    whole = {"model": model_folder, "weights": weights(Path(model_folder)), "environment": about, "results": results}
+    print(json.dumps(whole, indent=1))
 
 
 if __name__ == "__main__":
