@@ -75,7 +75,12 @@ def score(words: Sequence[str]) -> None:
     with onednn_products():
         values, _ = evaluation.measure(session, model.to(accelerator.device), split)
     if accelerator.is_main_process:
-        summarise(values | ({"weights": weights(Path(source))} if JSON in words else {}), as_json=JSON in words)
+        _summarise(source, values, JSON in words)
+
+
+def _summarise(source: str, values: dict[str, Any], as_json: bool) -> None:
+    """Machines are told of which weights, too."""
+    summarise(values | {"weights": weights(Path(source))} if as_json else values, as_json)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -139,7 +144,7 @@ def _task(words: Sequence[str]) -> None:
             spread = values.get(f"{name}_stderr,{rest}")
             if isinstance(spread, float):
                 results[f"{task} {name}_interval"] = [value - DEVIATIONS * spread, value + DEVIATIONS * spread]
-    summarise(results, asked.as_json)
+    _summarise(asked.model, results, asked.as_json)
 
 
 WRITERS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "MTModel")

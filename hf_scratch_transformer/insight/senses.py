@@ -360,8 +360,8 @@ def run(arguments: argparse.Namespace) -> None:
     mean = {name: statistics.mean(getattr(one, name) for one in scores.values()) for name in FIGURES}
     if arguments.json:
         whole = {"words": {word: asdict(one) for word, one in scores.items()}, "mean": mean}
-        whole |= {"macro_f1_interval": [low, high], "weights": weights(Path(arguments.model))}
-        print(json.dumps(whole, indent=1))
+        of_model = {"macro_f1_interval": [low, high], "weights": weights(Path(arguments.model))}
+        print(json.dumps(whole | of_model, indent=1))
         return
     table = Table("word", *(Column(name.replace("_", " "), justify="right") for name in Score.__annotations__))
     for word, one in scores.items():
