@@ -254,7 +254,9 @@ def test_data_that_is_none_is_named(tmp_path: Path) -> None:
         senses.read(folder)
 
 
-def test_the_command(model, tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(
+    model, tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     model.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     data = table(tmp_path / "a.tsv")
@@ -283,7 +285,11 @@ def test_the_command(model, tokenizer, tmp_path: Path, capsys: pytest.CaptureFix
     assert f"training macro_f1: {left_out.macro_f1:.4g} (95%" in run(str(data), "--leave-one-out")
     masked = senses.score(model, tokenizer, examples().leaving_one_out(), readings=["masked"])
     assert masked.macro_f1 != left_out.macro_f1
-    assert json.loads(run(str(data), "--leave-one-out", "--json", "--read", "masked"))["words"]["bank"] == vars(masked)
+    assert json.loads(run("--read", "masked", str(data), "--leave-one-out", "--json"))["words"]["bank"] == vars(masked)
+    answers, read = senses.answers, []
+    monkeypatch.setattr(senses, "answers", lambda *_, readings, **more: read.append(readings) or answers(*_, **more))
+    run(str(data), "--read", "shown+masked")
+    assert read == [["shown", "masked"]]
     with pytest.raises(ValueError, match="--last-layers 0"):
         run(str(data), "--last-layers", "0")
     with pytest.raises(ValueError, match="last_layers=9 must be at most 5, which the model has"):

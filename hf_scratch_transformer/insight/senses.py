@@ -304,11 +304,9 @@ def add_commands(subparsers: Any) -> None:
     parser.add_argument("--last-layers", type=int, default=LAST_LAYERS, help="how many layers are summed")
     parser.add_argument(
         "--read",
-        nargs="+",
-        choices=READINGS,
-        default=READINGS[:1],
-        metavar="HOW",
-        help=f"the sentence as it is, with the word masked, or both, side by side: {' '.join(READINGS)} (shown)",
+        choices=(*READINGS, "+".join(READINGS)),
+        default=READINGS[0],
+        help="the sentence as it is, with the word masked, or both, side by side (%(default)s)",
     )
     parser.add_argument("--no-special-tokens", action="store_true", help="sentences bare, without [CLS] and the like")
     parser.add_argument(
@@ -345,7 +343,7 @@ def run(arguments: argparse.Namespace) -> None:
     if model.config.is_encoder_decoder:
         raise ValueError(f"{arguments.model} reads and writes: it is encoders and decoders that have one vector a word")
     options = {"last_layers": arguments.last_layers, "special_tokens": not arguments.no_special_tokens}
-    options["readings"] = arguments.read
+    options["readings"] = arguments.read.split("+")
     scores, told = {}, []
     for word, examples in tqdm(words.items(), unit="word", disable=arguments.json):
         if arguments.leave_one_out:
