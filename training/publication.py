@@ -64,6 +64,7 @@ def save_model(run: Run, folder: Path) -> None:
             settings["length_penalty"] = spec.length_penalty
         model.generation_config.update(**settings)
     tokenizer.model_max_length = getattr(model.config, "max_position_embeddings", tokenizer.model_max_length)
+    took = {"step": run.state.step, "seconds": round(run.clock(), 2), **cost(run)}
     run.draw()
     with replacing(folder) as temporary:
         if run.is_sharded:
@@ -71,7 +72,6 @@ def save_model(run: Run, folder: Path) -> None:
         else:
             model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
-        took = {"step": run.state.step, "seconds": round(run.clock(), 2), **cost(run)}
         run.log.write("finished", **took, weights=weights(temporary))
         shutil.copy(run.folder / "curves.png", temporary)
         if model.config.model_type in OURS:

@@ -50,6 +50,7 @@ def score(words: Sequence[str]) -> None:
     for name, measure in OTHERS.items():
         if name in named:
             return measure(words)
+    of = _weights(words)
     try:
         recipe = _recipe(source, read_config(source), [word for word in words[1:] if word != JSON])
         model = open_model(source, OBJECTIVES[recipe.objective].auto_model, attention=None, dtype="float32")
@@ -75,12 +76,12 @@ def score(words: Sequence[str]) -> None:
     with onednn_products():
         values, _ = evaluation.measure(session, model.to(accelerator.device), split)
     if accelerator.is_main_process:
-        _summarise(source, values, JSON in words)
+        summarise(values | of, as_json=JSON in words)
 
 
-def _summarise(source: str, values: dict[str, Any], as_json: bool) -> None:
-    """Machines are told of which weights, too."""
-    summarise(values | {"weights": weights(Path(source))} if as_json else values, as_json)
+def _weights(words: Sequence[str]) -> dict[str, Any]:
+    """Which they are, for machines; asked before they are read, since a training may replace them meanwhile."""
+    return {"weights": weights(Path(words[0]))} if JSON in words else {}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -124,6 +125,7 @@ def _task(words: Sequence[str]) -> None:
         raise RecipeError(str(error)) from error
     if not (config.architectures or [""])[0].endswith(WRITERS):
         raise RecipeError(f"--task: {asked.model} does not write; language models and translators have tasks")
+    of = _weights(words)
     manager = TaskManager(include_path=asked.include_path, include_defaults=asked.include_path is None)
     if unknown := [name for name in asked.task if name not in manager.all_tasks]:
         raise RecipeError(f"--task: there is no {', '.join(unknown)} in {asked.include_path or 'lm_eval'}")
@@ -144,7 +146,7 @@ def _task(words: Sequence[str]) -> None:
             spread = values.get(f"{name}_stderr,{rest}")
             if isinstance(spread, float):
                 results[f"{task} {name}_interval"] = [value - DEVIATIONS * spread, value + DEVIATIONS * spread]
-    _summarise(asked.model, results, asked.as_json)
+    summarise(results | of, asked.as_json)
 
 
 WRITERS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "MTModel")

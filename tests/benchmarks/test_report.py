@@ -100,17 +100,29 @@ def test_a_score_is_the_mean_over_seeds(tmp_path: Path) -> None:
     text = text.replace("it bleu -->", "it bleu other -->")
     with pytest.raises(ValueError, match=r"there is no .*it.other\*\.json"):
         readme.filled(text, tmp_path)
+    (card / "seed-2.jsonl").write_text((card / "metrics.jsonl").read_text())
     for name, bleu in (("other", 20.0), ("other-2", 22.0)):  # which `evaluate --json` said of other texts
         (card / f"{name}.json").write_text(json.dumps({"bleu": bleu}))
     assert "bleu other -->21.0 ± 1.4 over 2 seeds<!--" in readme.filled(text, tmp_path)
-    ended[1]["weights"] = {"model.safetensors": "abc"}
-    (card / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in ended))
-    for name, bleu, weights in (("other", 20.0, "abc"), ("other-2", 22.0, "cde")):
-        (card / f"{name}.json").write_text(json.dumps({"bleu": bleu, "weights": {"model.safetensors": weights}}))
-    with pytest.raises(ValueError, match="other-2.json is of no model whose training .* has the log of: measure it"):
-        readme.filled(text, tmp_path)
-    (card / "other-2.json").unlink()
-    assert "bleu other -->20, one seed<!--" in readme.filled(text, tmp_path)
+
+
+def test_scores_are_of_models_whose_logs_are_there(tmp_path: Path) -> None:
+    def check(scores: str, runs: str) -> None:
+        """Each letter a model, `-` a file that does not say which."""
+        for name, models in (("score", scores), ("run", runs)):
+            for place, model in enumerate(models):
+                line = {"event": "finished", "step": 1} | (
+                    {} if model == "-" else {"weights": {"model.safetensors": model}}
+                )
+                (tmp_path / f"{name}-{place}").write_text(json.dumps(line) + "\n")
+        paths = [[tmp_path / f"{name}-{i}" for i in range(len(of))] for name, of in (("score", scores), ("run", runs))]
+        readme.check_models(*paths)
+
+    for scores, runs in (("ab", "ab"), ("b", "ab"), ("--", "--"), ("bc", "-b"), ("a-", "-a"), ("ab", "--")):
+        check(scores, runs)
+    for scores, runs in (("ac", "ab"), ("aa", "ab"), ("-", "a"), ("cd", "-b"), ("a-", "a"), ("---", "--")):
+        with pytest.raises(ValueError, match="is of no model, or of no further one, that a log beside it is of"):
+            check(scores, runs)
 
 
 def test_a_task_has_its_budget_what_came_of_it_and_what_that_took(tmp_path: Path) -> None:
@@ -135,6 +147,7 @@ def test_a_task_has_its_budget_what_came_of_it_and_what_that_took(tmp_path: Path
     (card.parent / "other" / "metrics.jsonl").write_text("")
     with pytest.raises(ValueError, match="there is no .*other.senses"):
         readme.filled(empty, tmp_path)
+    (card.parent / "other" / "seed-2.jsonl").write_text("")
     for name, score in (("senses.json", 80.0), ("senses-2.json", 82.0)):
         (card.parent / "other" / name).write_text(json.dumps({"mean": {"macro_f1": score}}))
     assert "| [81.0 ± 1.4 over 2 seeds](model_cards/other/senses.json) | - |" in readme.filled(empty, tmp_path)
