@@ -287,7 +287,9 @@ def test_the_command(
     assert masked.macro_f1 != left_out.macro_f1
     assert json.loads(run("--read", "masked", str(data), "--leave-one-out", "--json"))["words"]["bank"] == vars(masked)
     answers, read = senses.answers, []
-    monkeypatch.setattr(senses, "answers", lambda *_, readings, **more: read.append(readings) or answers(*_, **more))
+    monkeypatch.setattr(
+        senses, "answers", lambda *given, **more: read.append(more["readings"]) or answers(*given, **more)
+    )
     run(str(data), "--read", "shown+masked")
     assert read == [["shown", "masked"]]
     with pytest.raises(ValueError, match="--last-layers 0"):

@@ -51,8 +51,9 @@ def publish(run: Run, results: dict[str, Any]) -> None:
 
 
 def save_model(run: Run, folder: Path) -> None:
-    """Weights, code, tokenizer, generation settings and card; a native model has no code and no card. All processes
-    call it, since each may have a part of the weights; the main one writes."""
+    """Weights, code, tokenizer, generation settings and card; a native model has no code and no card. The log is told
+    what the run took, and its weights. All processes call it, since each may have a part of them; the main one writes.
+    """
     if not run.is_main:
         for _ in sharding.hub_files(run.unwrapped_model, keep=False) if run.is_sharded else ():
             pass

@@ -337,7 +337,8 @@ def run(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--last-layers {arguments.last_layers} must be at least 1")
     device = open_device(arguments.device)
     words = read(arguments.data)
-    of = weights(Path(arguments.model))  # before they are read, since a training may replace them meanwhile
+    # Before they are read, since a training may replace them meanwhile.
+    of = {"weights": weights(Path(arguments.model))} if arguments.json else {}
     trust = {"trust_remote_code": arguments.trust_remote_code}
     tokenizer = open_tokenizer(arguments.model, **trust)
     model = open_model(arguments.model, AutoModel, attention=None, **trust).to(device)
@@ -358,9 +359,8 @@ def run(arguments: argparse.Namespace) -> None:
     low, high = interval(told)
     mean = {name: statistics.mean(getattr(one, name) for one in scores.values()) for name in FIGURES}
     if arguments.json:
-        whole = {"words": {word: asdict(one) for word, one in scores.items()}, "mean": mean}
-        of_model = {"macro_f1_interval": [low, high], "weights": of}
-        print(json.dumps(whole | of_model, indent=1))
+        whole: dict[str, Any] = {"words": {word: asdict(one) for word, one in scores.items()}, "mean": mean}
+        print(json.dumps(whole | {"macro_f1_interval": [low, high]} | of, indent=1))
         return
     table = Table("word", *(Column(name.replace("_", " "), justify="right") for name in Score.__annotations__))
     for word, one in scores.items():
