@@ -19,7 +19,7 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,8 @@ from tqdm import tqdm
 from hf_scratch_transformer.files import write_text
 from training import metrics
 from training.cards import outcome
+from training.folder import cores
+from training.recipe import SCORES, parse
 
 from . import variations
 from .gpu import terminable
@@ -114,6 +116,8 @@ def main(argv: Sequence[str]) -> None:
     ideas = [ablations.idea(name) for name in arguments.only] if arguments.only else ablations.ideas
     if ablations.score == "macro_f1" and arguments.senses is None:
         raise ValueError(f"{arguments.file}: score: macro_f1 is of the senses of words; give --senses FOLDER")
+    for idea in ideas:  # before the first of them is run for an hour
+        check(ablations, idea, overrides)
     path = arguments.file.with_suffix(".json")
     record = read_record(path, ablations.score)
     wanted: list[dict[str, Any]] = [
@@ -127,7 +131,7 @@ def main(argv: Sequence[str]) -> None:
     machine = metrics.public(environment_of(device, "benchmarks"))
     processor = machine["processor"] if device.type == "cpu" else machine["device"]
     about = {"commit": machine["commit"], "processor": processor, "torch": torch.__version__}
-    threads = max(1, (os.cpu_count() or 1) // arguments.processes)
+    threads = max(1, cores() // arguments.processes)
     failed: list[ValueError] = []
     with (
         terminable(),
@@ -185,6 +189,22 @@ def read(path: Path) -> Ablations:
     return ablations
 
 
+def check(ablations: Ablations, idea: Idea, overrides: Sequence[str]) -> None:
+    """Raises ValueError where training refuses its recipe, or measures no such score of it."""
+    try:
+        recipe = parse([ablations.recipe, *words(ablations.common | ablations.changes(idea)), *overrides])
+    except ValueError as error:
+        raise ValueError(f"{idea.name!r}: {error}") from error
+    measured = ("macro_f1", "loss", "perplexity", *SCORES[recipe.objective])
+    if ablations.score not in measured:
+        raise ValueError(f"score: {ablations.score} is none of what a test gives: {', '.join(measured)}")
+
+
+def words(changes: Mapping[str, Any]) -> list[str]:
+    """Of a command line that changes a recipe so; a variation is part of the command itself."""
+    return [word for key, value in changes.items() if key != "variation" for word in (f"--{key}", said(value))]
+
+
 def read_record(path: Path, score: str) -> dict[str, Any]:
     """The runs so far, by the same name. Raises ValueError for something else, or a run without its score."""
     if not path.exists():
@@ -215,20 +235,17 @@ def trained(
     with tempfile.TemporaryDirectory() as folder:
         name = f"{', '.join(f'{key}: {said(value)}' for key, value in changes.items()) or 'the recipe'}, seed {seed}"
         named = ablations.common | changes | {"seed": seed, "output_dir": folder + "/run"}
-        variation = named.pop("variation", None)
-        words = [word for key, value in named.items() for word in (f"--{key}", said(value))]
-        program = ["training"] if variation is None else ["benchmarks", "variation", variation]
-        whole = [sys.executable, "-m", *program, ablations.recipe, *words, *overrides]
+        program = ["benchmarks", "variation", named["variation"]] if "variation" in named else ["training"]
+        whole = [sys.executable, "-m", *program, ablations.recipe, *words(named), *overrides]
         environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
         ran(whole, name, environment=environment)
         log = Path(folder, "run", "metrics.jsonl")
         last = {line["event"]: line for line in metrics.read(log)}["finished"]
         scores = outcome(log)
-        if senses is None and ablations.score not in scores:
-            raise ValueError(f"score: {ablations.score} is none of what a test gives: {', '.join(scores)}")
         if senses is not None:
-            words = ["evaluate", folder + "/run/model", "--senses", senses, "--leave-one-out", "--no-special-tokens"]
-            told = ran([sys.executable, "-m", "training", *words, "--json"], name, environment=environment)
+            how = ["--senses", senses, "--leave-one-out", "--no-special-tokens", "--json"]
+            evaluate = [sys.executable, "-m", "training", "evaluate", folder + "/run/model", *how]
+            told = ran(evaluate, name, environment=environment)
             scores |= json.loads(told)["mean"]
         return scores | {name: last[name] for name in ("parameters", "targets", "step", "seconds")}
 

@@ -49,9 +49,13 @@ def is_mkl_slow() -> bool:
 def _probe() -> bool:
     if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()):
         return False
+    return "AuthenticAMD" in cpuinfo() and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+
+
+def cpuinfo() -> str:
+    """What Linux says of the processor, and elsewhere what Python does."""
     described = Path("/proc/cpuinfo")
-    vendor = described.read_text() if described.exists() else platform.processor()
-    return "AuthenticAMD" in vendor and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+    return described.read_text(encoding="utf-8") if described.exists() else platform.processor()
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # (..., D), (F, D), (F,) -> (..., F)

@@ -15,6 +15,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from hf_scratch_transformer.files import remove, sweep
+from hf_scratch_transformer.onednn import cpuinfo
 
 from .sections import RecipeError
 
@@ -112,9 +113,13 @@ def environment(device: torch.device, processes: int, module: str = __package__)
 
 def processor() -> str | None:
     """What kind it is, where Linux says so."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    lines = cpuinfo().splitlines()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
+
+
+def cores() -> int:
+    """How many this process may use: a batch system gives it fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def commit() -> str | None:

@@ -451,10 +451,10 @@ def announce(
                     part = "the first part of " if other == "train" and objective.recipe.data.streaming else ""
                     print(f"{role}: {shared:,} of its rows are in {part}{other} as well", file=sys.stderr)
             known[role] = split
-    cores = (os.cpu_count() or 1) // accelerator.num_processes
-    if accelerator.device.type == "cpu" and torch.get_num_threads() < cores:
+    share = folder.cores() // accelerator.num_processes
+    if accelerator.device.type == "cpu" and torch.get_num_threads() < share:
         # What `accelerate launch` does unless told otherwise.
-        print(f"{torch.get_num_threads()} thread(s) of {cores}: accelerate launch --cpu uses all", file=sys.stderr)
+        print(f"{torch.get_num_threads()} thread(s) of {share}: accelerate launch --cpu uses all", file=sys.stderr)
     size = f"{model.num_parameters():,} parameters, {len(objective.tokenizer):,} tokens"
     spread = f", spread over {accelerator.num_processes} processes" if is_sharded else ""
     print(f"{type(model).__name__}: {size}{spread}", file=sys.stderr)

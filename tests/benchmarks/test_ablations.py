@@ -144,9 +144,9 @@ def test_what_says_nothing_is_refused(tmp_path, capsys, fields, said):
 
 
 def test_an_idea_that_cannot_be_run_is_said(tmp_path, capsys):
-    file = written(tmp_path, ideas=[{"name": "wrong", "changes": {"model.hidden_sizes": 4}}])
+    file = written(tmp_path, ideas=[{"name": "wrong", "changes": {"data.path": "nowhere"}}])
     assert main(["ablations", str(file), "--seeds", "1"]) == 2
-    assert "hidden_size" in capsys.readouterr().err
+    assert "data.path: no file or folder 'nowhere'" in capsys.readouterr().err
     assert main(["ablations", str(file), "--only", "right"]) == 2
     assert "'right' is no idea" in capsys.readouterr().err
 
@@ -154,14 +154,14 @@ def test_an_idea_that_cannot_be_run_is_said(tmp_path, capsys):
 def test_an_idea_that_cannot_be_run_loses_no_others(tmp_path, monkeypatch, capsys):
     def trained(_, changes, seed, *rest):
         if changes:
-            raise ValueError("model.hidden_sizes: there is none")
+            raise ValueError("data.path: nothing is there")
         return {"loss": 2.0 + seed, "flops": 1e6, "parameters": 7}
 
     monkeypatch.setattr(ablations, "trained", trained)
-    wrong = {"name": "wrong", "changes": {"model.hidden_sizes": 4}}
+    wrong = {"name": "wrong", "changes": {"data.path": "nowhere"}}
     file = written(tmp_path, ideas=[wrong, IDEAS["ideas"][0]])
     assert main(["ablations", str(file)]) == 2
-    assert "model.hidden_sizes: there is none" in capsys.readouterr().err
+    assert "data.path: nothing is there" in capsys.readouterr().err
     runs = json.loads(file.with_suffix(".json").read_text())["runs"]
     assert [(run["changes"], run["seed"], run["loss"]) for run in runs] == [({}, 1, 3.0), ({}, 2, 4.0)]
 
@@ -247,6 +247,34 @@ def test_a_record_damaged_meanwhile_loses_no_run(tmp_path, monkeypatch, capsys):
     assert [each["loss"] for each in rescued] == [3.0, 4.0]
 
 
-def test_scores_that_a_test_does_not_give_are_said(tmp_path, here, capsys):
+@pytest.fixture
+def unrun(monkeypatch):
+    monkeypatch.setattr(ablations, "trained", lambda *_: pytest.fail("it was run"))
+
+
+def test_scores_that_a_test_does_not_give_are_said_before_anything_is_run(tmp_path, unrun, capsys):
     assert main(["ablations", str(written(tmp_path, score="blue")), "--only", "as it is", "--seeds", "1"]) == 2
     assert "score: blue is none of what a test gives: " in capsys.readouterr().err
+
+
+def test_what_training_would_refuse_of_any_idea_is_said_before_anything_is_run(tmp_path, unrun, capsys):
+    ideas = [{"name": "as it is"}, {"name": "thinner", "changes": {"model.hiden_size": 48}}]
+    assert main(["ablations", str(written(tmp_path, ideas=ideas))]) == 2
+    assert re.search(r"'thinner': .*model\.hiden_size.*hidden_size", capsys.readouterr().err)
+    assert main(["ablations", str(written(tmp_path)), "--optimisation.max_steps", "-1"]) == 2
+    assert re.search(r"'as it is': .*optimisation\.max_steps", capsys.readouterr().err)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="nothing here gives a process fewer cores")
+def test_runs_share_the_cores_that_their_process_may_use(tmp_path, monkeypatch):
+    given = []
+
+    def trained(_, changes, seed, overrides, threads, senses):
+        given.append(threads)
+        return run(changes, seed, 2.0 + seed)
+
+    monkeypatch.setattr(ablations, "trained", trained)
+    monkeypatch.setattr(os, "cpu_count", lambda: 128)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
+    assert main(["ablations", str(written(tmp_path)), "--only", "as it is", "--processes", "2"]) == 0
+    assert given == [3, 3]
