@@ -285,6 +285,8 @@ def main(argv: list[str]) -> None:
     for field, value in variation.needs.items():
         if (given := reduce(lambda tree, key: tree.get(key, {}), field.split("."), recipe)) != value:
             raise ValueError(f"variation {argv[0]!r} is for {field}: {value}, not {given!r}")
+    if recipe["model_card"] is not None:  # it might join one whose other seeds were trained without the variation
+        raise ValueError(f"model_card: {recipe['model_card']!r} is for what a recipe alone says, not for a variation")
     variation.place[variation.name] = variation.part
     publication.target_flops = counted
     folder.environment = partial(folder.environment, module="benchmarks")  # which writes down the command

@@ -263,6 +263,7 @@ def test_ablations_train_with_them(tmp_path, monkeypatch):
         (["short_frist"], "translation", "did you mean short_first?"),
         (["growing_windows"], "translation", "is for objective: causal_lm, not 'translation'"),
         (["value_residuals"], "masked_lm", "is for objective: causal_lm, not 'masked_lm'"),
+        (["short_first", "--model_card", "card"], "translation", "model_card: 'card' is for what a recipe alone says"),
         (["normuon", "--optimisation.optimizer", "adamw"], "causal_lm", "optimisation.optimizer: muon, not 'adamw'"),
     ],
 )
