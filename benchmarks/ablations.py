@@ -34,7 +34,7 @@ from hf_scratch_transformer.files import write_text
 from training import metrics
 from training.cards import outcome
 from training.folder import cores
-from training.recipe import SCORES, parse
+from training.recipe import parse, scores
 
 from . import variations
 from .gpu import terminable
@@ -195,7 +195,7 @@ def check(ablations: Ablations, idea: Idea, overrides: Sequence[str]) -> None:
         recipe = parse([ablations.recipe, *words(ablations.common | ablations.changes(idea)), *overrides])
     except ValueError as error:
         raise ValueError(f"{idea.name!r}: {error}") from error
-    measured = ("macro_f1", "loss", "perplexity", *SCORES[recipe.objective])
+    measured = ("macro_f1", *scores(recipe.objective))
     if ablations.score not in measured:
         raise ValueError(f"score: {ablations.score} is none of what a test gives: {', '.join(measured)}")
 
@@ -241,13 +241,15 @@ def trained(
         ran(whole, name, environment=environment)
         log = Path(folder, "run", "metrics.jsonl")
         last = {line["event"]: line for line in metrics.read(log)}["finished"]
-        scores = outcome(log)
+        results = outcome(log)
         if senses is not None:
             how = ["--senses", senses, "--leave-one-out", "--no-special-tokens", "--json"]
             evaluate = [sys.executable, "-m", "training", "evaluate", folder + "/run/model", *how]
             told = ran(evaluate, name, environment=environment)
-            scores |= json.loads(told)["mean"]
-        return scores | {name: last[name] for name in ("parameters", "targets", "step", "seconds")}
+            results |= json.loads(told)["mean"]
+        if ablations.score not in results:  # where the recipe leaves out what its kind has
+            raise ValueError(f"{name}: score: {ablations.score} is none of what it gave: {', '.join(results)}")
+        return results | {name: last[name] for name in ("parameters", "targets", "step", "seconds")}
 
 
 def said(value: Any) -> str:

@@ -442,6 +442,11 @@ def _languages(recipe: Recipe) -> Iterator[str]:
             yield f"data.languages: {shown(language)} is not an ISO 639 code of two or three small letters, such as en"
 
 
+def scores(objective: str) -> tuple[str, ...]:
+    """The names of what evaluations measure."""
+    return ("loss", "perplexity", *SCORES[objective])
+
+
 def _evaluates(recipe: Recipe) -> bool:
     return recipe.evaluation.every_steps is not None or recipe.evaluation.every_minutes is not None
 
@@ -454,10 +459,10 @@ def _validation(recipe: Recipe) -> Iterator[str]:
 
 @_rule
 def _best_metric(recipe: Recipe) -> Iterator[str]:
-    given, scores = recipe.evaluation.best_metric, SCORES[recipe.objective]
-    if given in scores and recipe.objective == "translation" and not recipe.evaluation.generate_rows:
+    given, known = recipe.evaluation.best_metric, scores(recipe.objective)
+    if given in SCORES[recipe.objective] and recipe.objective == "translation" and not recipe.evaluation.generate_rows:
         yield f"evaluation.best_metric: {given} is not measured with evaluation.generate_rows 0"
-    elif given not in (known := ("loss", "perplexity", *scores)):
+    elif given not in known:
         yield f"evaluation.best_metric: must be one of {', '.join(known)}, got {shown(given)}{nearest(given, known)}"
 
 

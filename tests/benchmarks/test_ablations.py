@@ -265,6 +265,14 @@ def test_what_training_would_refuse_of_any_idea_is_said_before_anything_is_run(t
     assert re.search(r"'as it is': .*optimisation\.max_steps", capsys.readouterr().err)
 
 
+def test_a_score_that_a_run_leaves_out_is_said_and_not_kept(tmp_path, here, capsys):
+    untested = {"data.splits": {"train": "train", "validation": "valid"}, "evaluation.generate_rows": 0}
+    file = written(tmp_path, score="bleu", common=untested)
+    assert main(["ablations", str(file), "--only", "as it is", "--seeds", "1"]) == 2
+    assert "score: bleu is none of what it gave: loss" in capsys.readouterr().err
+    assert not file.with_suffix(".json").exists()
+
+
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="nothing here gives a process fewer cores")
 def test_runs_share_the_cores_that_their_process_may_use(tmp_path, monkeypatch):
     given = []
