@@ -6,7 +6,7 @@
 FILE, one of `benchmarks/ablations/*.yaml`, names a recipe, the score that ideas are judged by, what all runs have in
 common (a held-out part of the training text as their test: nothing is chosen on a test set), and the ideas: what each
 changes in the recipe, or in that of another idea that it is `after`; `variation` is one of `benchmarks/variations.py`,
-for what no option of a recipe says. `--data.path FOLDER` and the like hold for all.
+for what no option of a recipe says. `--data.path FOLDER`, `--data.cache` and `--data.workers` hold for all.
 
 The file's record, the same name as `.json`, receives what came of every run; runs that it has are not repeated.
 Several run at once, with an equal share of the cores each. `python -m benchmarks report` makes tables of the records.
@@ -42,6 +42,7 @@ from .luggage import environment_of
 from .preparation import ran
 
 FOLDER = "benchmarks/ablations"
+OF_A_MACHINE = ("data.path", "data.cache", "data.workers")  # which are no part of what is measured
 UNLIKE = 1.25  # times the FLOPs of what an idea is beside, from which on the table says so
 HEAD = ["idea", "changes", "score", "gain", "FLOPs", "parameters", ""]
 
@@ -110,6 +111,9 @@ def main(argv: Sequence[str]) -> None:
     arguments, overrides = parser.parse_known_args(argv)
     if arguments.processes < 1:
         raise ValueError(f"--processes {arguments.processes}: must be 1 or more")
+    for key in (word[2:].partition("=")[0] for word in overrides if word.startswith("--")):
+        if key not in OF_A_MACHINE:  # the record would have it as a run of the file's
+            raise ValueError(f"--{key}: is for `common` of a file of its own; here may be {', '.join(OF_A_MACHINE)}")
     ablations = read(arguments.file)
     if others := sorted({*(arguments.seeds or ())} - {*ablations.seeds}):
         raise ValueError(f"--seeds {others[0]}: {arguments.file} has {', '.join(map(str, ablations.seeds))}")
@@ -133,6 +137,7 @@ def main(argv: Sequence[str]) -> None:
     about = {"commit": machine["commit"], "processor": processor, "torch": torch.__version__}
     threads = max(1, cores() // arguments.processes)
     failed: list[ValueError] = []
+    rescued: dict[str, Any] = {"runs": []}
     with (
         terminable(),
         ThreadPoolExecutor(arguments.processes) as pool,
@@ -150,12 +155,18 @@ def main(argv: Sequence[str]) -> None:
                 except ValueError as error:  # which is no reason to lose what the others come to
                     failed.append(error)
                     continue
+                run = runs[done] | result | about
                 try:
-                    record = read_record(path, ablations.score)  # another process may have written since
+                    kept = read_record(path, ablations.score)  # another process may have written since
+                    check_text(kept, run)
                 except ValueError as error:  # or a hand: that is left alone, and nothing of this is lost
-                    path = path.with_suffix(f".rescued-{os.getpid()}.json")
-                    failed.append(ValueError(f"{error}; what was run is in {path}"))
-                record["runs"].append(runs[done] | result | about)
+                    rescued["runs"].append(run)
+                    place = path.with_suffix(f".rescued-{os.getpid()}.json")
+                    write_text(place, json.dumps(rescued, indent=1) + "\n")
+                    failed.append(ValueError(f"{error}; what was run is in {place}"))
+                    continue
+                record = kept
+                record["runs"].append(run)
                 write_text(path, json.dumps(record, indent=1) + "\n")
                 bar.set_postfix({ablations.score: f"{result[ablations.score]:.4g}"})
         except BaseException:  # a signal, for one: what runs ends too, and takes its folder with it
@@ -220,6 +231,22 @@ def read_record(path: Path, score: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no record of runs; mend or remove it ({error})") from error
     return record
+
+
+def check_text(record: Mapping[str, Any], run: Mapping[str, Any]) -> None:
+    """Raises ValueError where a run that a record has was trained on other tokens, though neither the changes to what is
+    read and how it is tokenised nor a variation differ."""
+
+    def reading(changes: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: v for key, v in changes.items() if key.startswith(("data.", "tokenizer.", "variation"))}
+
+    for other in record["runs"]:
+        read_alike = reading(other["changes"]) == reading(run["changes"])
+        if read_alike and "corpus" in other.keys() & run.keys() and other["corpus"] != run["corpus"]:
+            raise ValueError(
+                f"data.path: its training tokens are {run['corpus'][:8]}… (SHA-256), where seed {other['seed']} of "
+                f"{other['changes'] or 'the recipe'} in the record has {other['corpus'][:8]}…: give the same text"
+            )
 
 
 def trained(

@@ -261,8 +261,42 @@ def test_what_training_would_refuse_of_any_idea_is_said_before_anything_is_run(t
     ideas = [{"name": "as it is"}, {"name": "thinner", "changes": {"model.hiden_size": 48}}]
     assert main(["ablations", str(written(tmp_path, ideas=ideas))]) == 2
     assert re.search(r"'thinner': .*model\.hiden_size.*hidden_size", capsys.readouterr().err)
-    assert main(["ablations", str(written(tmp_path)), "--optimisation.max_steps", "-1"]) == 2
-    assert re.search(r"'as it is': .*optimisation\.max_steps", capsys.readouterr().err)
+    assert main(["ablations", str(written(tmp_path)), "--data.workers", "-1"]) == 2
+    assert re.search(r"'as it is': .*data\.workers", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("word", ["optimisation.max_steps=12", "seed=5", "data.splits={}", "output_dir=x", "data={}"])
+@pytest.mark.parametrize("separator", ["=", " "])
+def test_words_that_change_what_is_measured_are_refused(tmp_path, unrun, capsys, word, separator):
+    """Their runs would stand in the record, and in the mean, as the file's own."""
+    words = f"--{word}".replace("=", separator, 1).split()
+    assert main(["ablations", str(written(tmp_path)), *words]) == 2
+    said = f"--{word.partition('=')[0]}: is for `common` of a file of its own; here may be data.path, data.cache, "
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "ideas.json").exists()
+
+
+def test_runs_on_another_text_stay_out_of_the_record(tmp_path, here, capsys):
+    file, common = written(tmp_path), ["ablations", str(tmp_path / "ideas.yaml"), "--only", "as it is", "--seeds"]
+    assert main([*common, "1"]) == 0
+    kept = file.with_suffix(".json").read_text()
+    tiny_runs.write_corpus(tmp_path / "other", seed=1)
+    assert main([*common, "2", "--data.path", str(tmp_path / "other")]) == 2
+    error = capsys.readouterr().err
+    assert re.search(r"data\.path: its training tokens are \w{8}… .* seed 1 of the recipe in the record has", error)
+    assert file.with_suffix(".json").read_text() == kept
+    (rescued,) = tmp_path.glob("ideas.rescued-*.json")
+    assert [run["seed"] for run in json.loads(rescued.read_text())["runs"]] == [2] and str(rescued) in error
+    (tmp_path / "corpus").rename(tmp_path / "elsewhere")
+    assert main([*common, "2", "--data.path", str(tmp_path / "elsewhere")]) == 0, "the same text in another place"
+    assert len(json.loads(file.with_suffix(".json").read_text())["runs"]) == 2
+
+
+def test_ideas_about_the_tokenizer_have_tokens_of_their_own(tmp_path, here):
+    file = written(tmp_path, ideas=[{"name": "as it is"}, {"name": "few", "changes": {"tokenizer.vocab_size": 270}}])
+    assert main(["ablations", str(file), "--seeds", "1"]) == 0
+    runs = json.loads(file.with_suffix(".json").read_text())["runs"]
+    assert len({run["corpus"] for run in runs}) == 2
 
 
 def test_a_score_that_a_run_leaves_out_is_said_and_not_kept(tmp_path, here, capsys):
