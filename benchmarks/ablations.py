@@ -234,8 +234,8 @@ def read_record(path: Path, score: str) -> dict[str, Any]:
 
 
 def check_text(record: Mapping[str, Any], run: Mapping[str, Any]) -> None:
-    """Raises ValueError where a run in the record was trained on other tokens, though neither the changes to what is read
-    and how it is tokenised nor a variation differ."""
+    """Raises ValueError where a run in the record was trained on other tokens, though neither what is read, nor how it
+    is tokenised, nor the variation was changed between them."""
 
     def reading(changes: Mapping[str, Any]) -> dict[str, Any]:
         return {key: v for key, v in changes.items() if key.startswith(("data.", "tokenizer.", "variation"))}
