@@ -81,6 +81,25 @@ def test_scores_that_are_not_measured_and_groups_that_are_not_there_are_refused_
     recipe = tiny_runs.write_recipe(tmp_path, "causal_lm", evaluation={"group_by": ["kind"]})
     assert tiny_runs.run(recipe, tmp_path / "run") == 2
     assert "evaluation.group_by: an option of translation, not of causal_lm" in capsys.readouterr().err
+    recipe = tiny_runs.write_recipe(tmp_path, "masked_lm", evaluation={"minimum_bayes_risk": 4})
+    assert tiny_runs.run(recipe, tmp_path / "run") == 2
+    assert "evaluation.minimum_bayes_risk: an option of translation, not of masked_lm" in capsys.readouterr().err
+
+
+def test_the_test_takes_translations_of_least_risk_and_the_model_is_saved_with_its_own_beams(tmp_path, monkeypatch):
+    asked = []
+
+    def last(texts, log_probabilities):
+        asked.append(len(texts))
+        assert len(log_probabilities) == len(texts)
+        return f"{texts[-1]} as heard"
+
+    monkeypatch.setattr("training.objectives.least_risk", last)
+    recipe = tiny_runs.write_recipe(tmp_path, optimisation={"max_steps": 1}, evaluation={"num_beams": 2})
+    assert tiny_runs.run(recipe, tmp_path / "run", "--evaluation.minimum_bayes_risk", "3") == 0
+    outputs = (tmp_path / "run" / "test_outputs.txt").read_text(encoding="utf-8").splitlines()
+    assert asked == [3] * len(outputs) and all(output.endswith("as heard") for output in outputs)
+    assert json.loads((tmp_path / "run" / "model" / "generation_config.json").read_text())["num_beams"] == 2
 
 
 def test_rows_are_grouped_by_a_column_that_is_called_like_a_text(tmp_path, capsys):
@@ -183,7 +202,7 @@ def test_intervals_of_a_translators_loss_are_those_of_its_rows(tmp_path, monkeyp
         return {"loss_sum": losses.sum()}
 
     monkeypatch.setattr(Translation, "score", score)
-    monkeypatch.setattr(Translation, "translate", lambda self, model, corpus, rows, num_beams: ["zwei"] * len(rows))
+    monkeypatch.setattr(Translation, "translate", lambda self, model, corpus, rows, *_: ["zwei"] * len(rows))
     assert tiny_runs.run(recipe, tmp_path / "run") == 0
     found = next(line for line in metrics.read(tmp_path / "run" / "metrics.jsonl") if line["event"] == "test")
     tokens, losses = np.array(rows[-400:]).T

@@ -11,6 +11,7 @@ from tests import tiny_runs
 from training import metrics
 
 REFERENCES = ["Der Hund läuft schnell.", "Eine Frau liest ein Buch im Park.", "Zwei Männer arbeiten."]
+ALIKE = {"ein Hund": -2.0, "ein großer Hund im Park": -3.0, "ein großer Hund in dem Park": -3.5, "Park": -9.0}
 OUTPUTS = ["der Hund läuft schnell.", "Eine Frau liest ein Buch in dem Park.", "Zwei Männer arbeiten."]
 
 
@@ -34,6 +35,22 @@ def test_groups_are_scored_apart():
         "bat": (1, 100.0),
     }
     assert metrics.grouped_scores(OUTPUTS, REFERENCES, [None, "", None]) == {}
+
+
+def test_of_several_translations_that_of_least_risk_is_taken():
+    """The one that is most like all, each as often as it is probable: what few beams agree on, not a lone favourite."""
+    alike = ["Ein Mann fährt Rad.", "Ein Mann fährt auf einem Rad.", "Ein Mann fährt auf seinem Rad."]
+    alone = "Jemand radelt."
+    assert metrics.least_risk([alone, *alike], [-4.0, -4.1, -4.1, -4.1]) == alike[1]
+    assert metrics.least_risk([alone, *alike], [-4.0, -40.0, -40.0, -40.0]) == alone, "the others hardly count"
+    assert metrics.least_risk([alone, *alike], [-400.0, -401.0, -440.0, -440.0]) == alone, "none of them is 0"
+    assert metrics.least_risk([*alike, alone, alone, alone], [-4.0] * 6) == alone, "as often as it is there"
+    gains = [
+        sum(sacrebleu.sentence_bleu(text, [other]).score * np.exp(0.2 * score) for other, score in ALIKE.items())
+        for text in ALIKE
+    ]
+    assert metrics.least_risk([*ALIKE], [*ALIKE.values()]) == [*ALIKE][int(np.argmax(gains))]
+    assert metrics.least_risk(["", ""], [-1.0, -2.0]) == ""
 
 
 def test_a_log_goes_on_after_a_kill_in_the_middle_of_a_line(tmp_path):

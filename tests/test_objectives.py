@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from transformers import MarianConfig, MarianMTModel
 
+from hf_scratch_transformer.embedding import longest_output
 from hf_scratch_transformer.tokenization import config_fields
 from tests import tiny_runs
 from training import objectives
@@ -86,6 +87,37 @@ def test_every_pair_is_translated_once_an_epoch(tmp_path):
             seen.append(tuple(texts))
     lines = [(tmp_path / "corpus" / f"train.{side}").read_text(encoding="utf-8").splitlines() for side in ("en", "de")]
     assert sorted(seen) == sorted(zip(*lines, strict=True))
+
+
+def test_beams_are_weighed_by_their_probabilities(tmp_path, monkeypatch):
+    """Those of whole translations, as a forward pass says them, whatever they are divided by in the search."""
+    weighed = []
+
+    def first(texts, log_probabilities):
+        weighed.append((texts, log_probabilities))
+        return texts[0]
+
+    monkeypatch.setattr("training.objectives.least_risk", first)
+    words = ["--evaluation.length_penalty", "0.5", "--data.max_length", "12"]
+    objective, corpus, _ = opened(tmp_path, "translation", *words)
+    learn = ("--optimisation.max_steps", "150", "--evaluation.every_steps", "150")
+    assert tiny_runs.run(tmp_path / "recipe.yaml", tmp_path / "run", *words, *learn) == 0, "one that knows where to end"
+    model = objective.auto_model.from_pretrained(tmp_path / "run" / "model")
+    rows = np.arange(6)
+    batch = objective.collate(corpus, rows, Draws((0,), rows), 0)
+    encoded = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    options = {"num_beams": 4, "length_penalty": 0.5, "max_new_tokens": longest_output(batch["input_ids"].shape[1], 12)}
+    assert objective.translate(model, corpus, rows, 4, True) == objective.translate(model, corpus, rows, 4)
+    assert len(weighed) == 6 and all(len(texts) == len(found) == 4 for texts, found in weighed)
+    written = model.generate(**encoded, **options, num_return_sequences=4)
+    repeated = {name: values.repeat_interleave(4, 0) for name, values in encoded.items()}
+    logits = model(**repeated, decoder_input_ids=written[:, :-1]).logits.log_softmax(-1)
+    ends = written[:, 1:] == objective.tokenizer.eos_token_id
+    real = ends.cumsum(1) - ends.int() == 0  # what comes before an end, and the first one itself
+    assert real.sum(1).unique().numel() > 2, "of several lengths"
+    found = logits.gather(-1, written[:, 1:, None])[..., 0] * real
+    expected = found.sum(1).view(6, 4).tolist()
+    torch.testing.assert_close([each for _, each in weighed], expected, atol=1e-4, rtol=1e-4)
 
 
 def test_r_drop_is_the_papers_formula(tmp_path):

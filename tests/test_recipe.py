@@ -220,6 +220,7 @@ def test_mending_what_is_said_is_enough(recipe):
         (["--optimisation.final_weights=best", "--checkpoints.keep_best=0"], "optimisation.final_weights: best needs"),
         (["--optimisation.mask_fraction=[0.3, 0.1, 0.2]"], "optimisation.mask_fraction"),
         (["--evaluation.stride=4"], "evaluation.stride: an option of causal_lm, not of translation"),
+        (["--evaluation.minimum_bayes_risk=1"], "evaluation.minimum_bayes_risk: must be a whole number, at least 2"),
         (["--data.languages=[en, english]"], "data.languages"),
         (["--data.languages=english"], "data.languages: english is not an ISO 639 code of two or three small letters"),
         (["--license="], "license: must be text, at least 1 long, or null, got ''"),

@@ -83,7 +83,8 @@ def measure(session: Session, model: PreTrainedModel, corpus: Corpus) -> tuple[d
     if not isinstance(session.objective, Translation):
         return values, []
     spec, references = session.recipe.evaluation, corpus.texts["target"]
-    outputs = translate(session, model, corpus, np.arange(session.objective.examples(corpus)), spec.num_beams)
+    num_beams, weighs = spec.minimum_bayes_risk or spec.num_beams, spec.minimum_bayes_risk is not None
+    outputs = translate(session, model, corpus, np.arange(session.objective.examples(corpus)), num_beams, weighs)
     values |= metrics.translation_scores(outputs, references) | metrics.translation_intervals(outputs, references)
     values["groups"] = {
         column: metrics.grouped_scores(outputs, references, corpus.texts[GROUP + column]) for column in spec.group_by
@@ -137,8 +138,11 @@ def evaluate(run: Session, model: torch.nn.Module, corpus: Corpus, with_interval
     return values
 
 
-def translate(run: Session, model: torch.nn.Module, corpus: Corpus, rows: np.ndarray, num_beams: int) -> list[str]:
-    """Translations of some rows, in order; each process does some of them.
+def translate(
+    run: Session, model: torch.nn.Module, corpus: Corpus, rows: np.ndarray, num_beams: int, weighs: bool = False
+) -> list[str]:
+    """Translations of some rows, in order; each process does some of them. One that `weighs` takes of its beams that of
+    least risk, else the most probable.
 
     Raises Interrupted when one of them has received a signal.
     """
@@ -147,7 +151,7 @@ def translate(run: Session, model: torch.nn.Module, corpus: Corpus, rows: np.nda
     mine: dict[int, str] = {}
     for index, counts in _turns(run, model, len(batches)):
         with run.accelerator.autocast():
-            texts = run.objective.translate(model, corpus, batches[index], num_beams)
+            texts = run.objective.translate(model, corpus, batches[index], num_beams, weighs)
         if counts:
             mine |= zip(batches[index].tolist(), texts, strict=True)
     done = {row: text for part in _gathered(run, mine) for row, text in part.items()}

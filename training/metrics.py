@@ -26,6 +26,7 @@ RESAMPLED = 1000  # times, for an interval
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 NORMAL = 1.960
 ANY_GROUP = "any group"
+SHARPNESS = 0.2  # the power to which beams count by their probabilities; to the first hardly more than one would
 AFTERWARDS = ("test", "finished")  # events of a run whose steps are done
 
 
@@ -170,6 +171,20 @@ def grouped_scores(
         scores = translation_scores([outputs[row] for row in members], [references[row] for row in members])
         result[group] = {"rows": len(members), "exact_match": scores["exact_match"], "bleu": scores["bleu"]}
     return result
+
+
+def least_risk(texts: Sequence[str], log_probabilities: Sequence[float]) -> str:
+    """Of several translations of a text the one that is most like all of them, each as often as it is probable, by the
+    BLEU of sentences: minimum Bayes risk (Kumar & Byrne 2004)."""
+    scores = SHARPNESS * np.array(log_probabilities)
+    likely, known = defaultdict[str, float](float), BLEU(effective_order=True)
+    for text, score in zip(texts, np.exp(scores - scores.max()), strict=True):
+        likely[text] += score
+
+    def gain(text: str) -> float:
+        return sum(weight * known.sentence_score(text, [other]).score for other, weight in likely.items())
+
+    return max(likely, key=gain)
 
 
 def used_memory(device: torch.device) -> float:

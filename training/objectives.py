@@ -21,6 +21,7 @@ from hf_scratch_transformer.tokenization import sides
 
 from .batches import IGNORED, POOL, Draws, Key, bucket, mixed_rows, permuted, pool_rows
 from .corpus import Corpus
+from .metrics import least_risk
 from .recipe import Recipe
 from .sections import RecipeError
 from .sharding import is_sharded
@@ -183,19 +184,31 @@ class Translation(Objective):
         return [rows[batch] for batch in bucket(lengths, most)]
 
     @torch.no_grad()  # not `inference_mode`, of which sharded weights that are gathered in it would stay
-    def translate(self, model: Any, corpus: Corpus, rows: np.ndarray, num_beams: int) -> list[str]:
-        """Translations of some rows, in their order."""
+    def translate(
+        self, model: Any, corpus: Corpus, rows: np.ndarray, num_beams: int, weighs: bool = False
+    ) -> list[str]:
+        """Translations of some rows, in their order: of the beams of each the most probable, or where it `weighs` them,
+        that of least risk, for which it holds logits as a step of training does."""
         encoded = self.collate(corpus, rows, Draws((0,), rows), 0)
         del encoded["labels"]
         limit = longest_output(encoded["input_ids"].shape[1], self.recipe.data.max_length)
         output = model.generate(
             **{name: values.to(model.device) for name, values in encoded.items()},
             num_beams=num_beams,
+            num_return_sequences=num_beams if weighs else 1,
             max_new_tokens=limit,
             length_penalty=self.recipe.evaluation.length_penalty if num_beams > 1 else None,
+            return_dict_in_generate=weighs,
+            output_scores=weighs,
             synced_gpus=is_sharded(model),
         )
-        return [text.strip() for text in self.tokenizer.batch_decode(output, skip_special_tokens=True)]
+        written = output.sequences if weighs else output
+        texts = [text.strip() for text in self.tokenizer.batch_decode(written, skip_special_tokens=True)]
+        if not weighs:
+            return texts
+        found = model.compute_transition_scores(written, output.scores, output.beam_indices).sum(1).tolist()
+        beams = (slice(first, first + num_beams) for first in range(0, len(texts), num_beams))
+        return [least_risk(texts[each], found[each]) for each in beams]
 
 
 class _Windows(Objective):

@@ -189,6 +189,12 @@ class Evaluation(Section):
     samples: int = Field(3, ge=0, description="outputs shown at each evaluation")
     num_beams: int = Field(1, ge=1, description="at the final test; evaluations on the way decode greedily")
     length_penalty: float = Field(1.0, description="exponent of the length that beam search divides scores by")
+    minimum_bayes_risk: int | None = Field(
+        None,
+        ge=2,
+        description="beams of the final test instead of `num_beams`, which the model is saved with all the same: of so "
+        "many translations that which is most like all of them by BLEU (Kumar & Byrne 2004)",
+    )
     group_by: Names = Field((), description="columns of the test rows by whose values scores are also given apart")
     best_metric: str = Field("loss", description="loss (lower is better) or a score (higher is better)")
     early_stopping: int | None = Field(None, ge=1, description="evaluations without progress before the run ends")
@@ -464,6 +470,12 @@ def _best_metric(recipe: Recipe) -> Iterator[str]:
         yield f"evaluation.best_metric: {given} is not measured with evaluation.generate_rows 0"
     elif given not in known:
         yield f"evaluation.best_metric: must be one of {', '.join(known)}, got {shown(given)}{nearest(given, known)}"
+
+
+@_rule
+def _minimum_bayes_risk(recipe: Recipe) -> Iterator[str]:
+    if recipe.evaluation.minimum_bayes_risk is not None and recipe.objective != "translation":
+        yield f"evaluation.minimum_bayes_risk: an option of translation, not of {recipe.objective}"
 
 
 @_rule
