@@ -106,8 +106,8 @@ def test_beams_are_weighed_by_their_probabilities(tmp_path, monkeypatch):
     rows = np.arange(6)
     batch = objective.collate(corpus, rows, Draws((0,), rows), 0)
     encoded = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    options = {"num_beams": 4, "length_penalty": 0.5, "max_new_tokens": longest_output(batch["input_ids"].shape[1], 12)}
-    assert objective.translate(model, corpus, rows, 4, True) == objective.translate(model, corpus, rows, 4)
+    options = {"num_beams": 8, "length_penalty": 0.5, "max_new_tokens": longest_output(batch["input_ids"].shape[1], 12)}
+    assert objective.translate(model, corpus, rows, 8, 4) == objective.translate(model, corpus, rows, 8)
     assert len(weighed) == 6 and all(len(texts) == len(found) == 4 for texts, found in weighed)
     written = model.generate(**encoded, **options, num_return_sequences=4)
     repeated = {name: values.repeat_interleave(4, 0) for name, values in encoded.items()}

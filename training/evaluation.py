@@ -83,8 +83,10 @@ def measure(session: Session, model: PreTrainedModel, corpus: Corpus) -> tuple[d
     if not isinstance(session.objective, Translation):
         return values, []
     spec, references = session.recipe.evaluation, corpus.texts["target"]
-    num_beams, weighs = spec.minimum_bayes_risk or spec.num_beams, spec.minimum_bayes_risk is not None
-    outputs = translate(session, model, corpus, np.arange(session.objective.examples(corpus)), num_beams, weighs)
+    rows, choices = np.arange(session.objective.examples(corpus)), spec.minimum_bayes_risk or 1
+    # With all beams, the lesser half too, the choice gains less (benchmarks/ablations/minimum_bayes_risk).
+    num_beams = spec.num_beams if choices == 1 else 2 * choices
+    outputs = translate(session, model, corpus, rows, num_beams, choices)
     values |= metrics.translation_scores(outputs, references) | metrics.translation_intervals(outputs, references)
     values["groups"] = {
         column: metrics.grouped_scores(outputs, references, corpus.texts[GROUP + column]) for column in spec.group_by
@@ -139,10 +141,9 @@ def evaluate(run: Session, model: torch.nn.Module, corpus: Corpus, with_interval
 
 
 def translate(
-    run: Session, model: torch.nn.Module, corpus: Corpus, rows: np.ndarray, num_beams: int, weighs: bool = False
+    run: Session, model: torch.nn.Module, corpus: Corpus, rows: np.ndarray, num_beams: int, choices: int = 1
 ) -> list[str]:
-    """Translations of some rows, in order; each process does some of them. One that `weighs` takes of its beams that of
-    least risk, else the most probable.
+    """Translations of some rows, in order, each that of least risk of so many `choices`; each process does some.
 
     Raises Interrupted when one of them has received a signal.
     """
@@ -151,7 +152,7 @@ def translate(
     mine: dict[int, str] = {}
     for index, counts in _turns(run, model, len(batches)):
         with run.accelerator.autocast():
-            texts = run.objective.translate(model, corpus, batches[index], num_beams, weighs)
+            texts = run.objective.translate(model, corpus, batches[index], num_beams, choices)
         if counts:
             mine |= zip(batches[index].tolist(), texts, strict=True)
     done = {row: text for part in _gathered(run, mine) for row, text in part.items()}

@@ -184,30 +184,28 @@ class Translation(Objective):
         return [rows[batch] for batch in bucket(lengths, most)]
 
     @torch.no_grad()  # not `inference_mode`, of which sharded weights that are gathered in it would stay
-    def translate(
-        self, model: Any, corpus: Corpus, rows: np.ndarray, num_beams: int, weighs: bool = False
-    ) -> list[str]:
-        """Translations of some rows, in their order: of the beams of each the most probable, or where it `weighs` them,
-        that of least risk, for which it holds logits as a step of training does."""
+    def translate(self, model: Any, corpus: Corpus, rows: np.ndarray, num_beams: int, choices: int = 1) -> list[str]:
+        """Translations of some rows, in their order: of each the most probable, or of that many `choices` that of least
+        risk, for which logits are held as in a step of training."""
         encoded = self.collate(corpus, rows, Draws((0,), rows), 0)
         del encoded["labels"]
         limit = longest_output(encoded["input_ids"].shape[1], self.recipe.data.max_length)
         output = model.generate(
             **{name: values.to(model.device) for name, values in encoded.items()},
             num_beams=num_beams,
-            num_return_sequences=num_beams if weighs else 1,
+            num_return_sequences=choices,
             max_new_tokens=limit,
             length_penalty=self.recipe.evaluation.length_penalty if num_beams > 1 else None,
-            return_dict_in_generate=weighs,
-            output_scores=weighs,
+            return_dict_in_generate=choices > 1,
+            output_scores=choices > 1,
             synced_gpus=is_sharded(model),
         )
-        written = output.sequences if weighs else output
+        written = output.sequences if choices > 1 else output
         texts = [text.strip() for text in self.tokenizer.batch_decode(written, skip_special_tokens=True)]
-        if not weighs:
+        if choices == 1:
             return texts
         found = model.compute_transition_scores(written, output.scores, output.beam_indices).sum(1).tolist()
-        beams = (slice(first, first + num_beams) for first in range(0, len(texts), num_beams))
+        beams = (slice(first, first + choices) for first in range(0, len(texts), choices))
         return [least_risk(texts[each], found[each]) for each in beams]
 
 

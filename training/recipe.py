@@ -192,8 +192,8 @@ class Evaluation(Section):
     minimum_bayes_risk: int | None = Field(
         None,
         ge=2,
-        description="beams of the final test instead of `num_beams`, which the model is saved with all the same: of so "
-        "many translations that which is most like all of them by BLEU (Kumar & Byrne 2004)",
+        description="at the final test: of so many translations, the better half of as many beams, that which is most "
+        "like all of them by BLEU (Kumar & Byrne 2004); the model is saved with `num_beams` all the same",
     )
     group_by: Names = Field((), description="columns of the test rows by whose values scores are also given apart")
     best_metric: str = Field("loss", description="loss (lower is better) or a score (higher is better)")
