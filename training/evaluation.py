@@ -84,7 +84,7 @@ def measure(session: Session, model: PreTrainedModel, corpus: Corpus) -> tuple[d
         return values, []
     spec, references = session.recipe.evaluation, corpus.texts["target"]
     rows, choices = np.arange(session.objective.examples(corpus)), spec.minimum_bayes_risk or 1
-    # With all beams, the lesser half too, the choice gains less (benchmarks/ablations/minimum_bayes_risk).
+    # A wider search finds better ones, of which more than half add nothing (benchmarks/ablations/minimum_bayes_risk).
     num_beams = spec.num_beams if choices == 1 else 2 * choices
     outputs = translate(session, model, corpus, rows, num_beams, choices)
     values |= metrics.translation_scores(outputs, references) | metrics.translation_intervals(outputs, references)
