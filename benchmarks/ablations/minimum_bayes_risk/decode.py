@@ -48,7 +48,7 @@ BY_BLEU: Ways = {
         "return_dict_in_generate": True,
         "output_scores": True,
     }
-    for choices, beams in ((12, 12), (8, 16), (12, 24), (24, 24))
+    for choices, beams in ((12, 12), (12, 24), (24, 24))
 }
 
 
