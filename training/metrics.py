@@ -177,14 +177,14 @@ def least_risk(texts: Sequence[str], log_probabilities: Sequence[float]) -> str:
     """Of several translations of a text the one that is most like all of them, each as often as it is probable, by the
     BLEU of sentences: minimum Bayes risk (Kumar & Byrne 2004)."""
     scores = SHARPNESS * np.array(log_probabilities)
-    likely, known = defaultdict[str, float](float), BLEU(effective_order=True)
+    weights, metric = defaultdict[str, float](float), BLEU(effective_order=True)
     for text, score in zip(texts, np.exp(scores - scores.max()), strict=True):
-        likely[text] += score
+        weights[text] += score
 
     def gain(text: str) -> float:
-        return sum(weight * known.sentence_score(text, [other]).score for other, weight in likely.items())
+        return sum(weight * metric.sentence_score(text, [other]).score for other, weight in weights.items())
 
-    return max(likely, key=gain)
+    return max(weights, key=gain)
 
 
 def used_memory(device: torch.device) -> float:
