@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -192,8 +193,8 @@ class Evaluation(Section):
     minimum_bayes_risk: int | None = Field(
         None,
         ge=2,
-        description="at the final test: of so many translations, the better half of as many beams, that which is most "
-        "like all of them by BLEU (Kumar & Byrne 2004); the model is saved with `num_beams` all the same",
+        description="at the final test: of so many translations, the better half of twice as many beams, that which is "
+        "most like all of them by BLEU (Kumar & Byrne 2004); the model is saved with `num_beams` all the same",
     )
     group_by: Names = Field((), description="columns of the test rows by whose values scores are also given apart")
     best_metric: str = Field("loss", description="loss (lower is better) or a score (higher is better)")
@@ -278,6 +279,10 @@ ADJUSTABLE = {
 RECIPES = Path(__file__).parent / "recipes"
 OURS = ("scratch_encoder", "scratch_decoder", "scratch_seq2seq")
 COLUMNS = {"translation": ("source", "target"), "causal_lm": ("text",), "masked_lm": ("text",)}
+OF_ONE_OBJECTIVE = {
+    **dict.fromkeys(("evaluation.minimum_bayes_risk", "evaluation.group_by", "optimisation.r_drop"), "translation"),
+    "evaluation.stride": "causal_lm",
+}
 # What evaluations measure beside the loss and its perplexity.
 SCORES = {
     "translation": ("bleu", "bleu_lowercase", "chrf", "exact_match"),
@@ -473,16 +478,15 @@ def _best_metric(recipe: Recipe) -> Iterator[str]:
 
 
 @_rule
-def _minimum_bayes_risk(recipe: Recipe) -> Iterator[str]:
-    if recipe.evaluation.minimum_bayes_risk is not None and recipe.objective != "translation":
-        yield f"evaluation.minimum_bayes_risk: an option of translation, not of {recipe.objective}"
+def _other_objectives(recipe: Recipe) -> Iterator[str]:
+    for name, objective in OF_ONE_OBJECTIVE.items():
+        if recipe.objective != objective and attrgetter(name)(recipe):
+            yield f"{name}: an option of {objective}, not of {recipe.objective}"
 
 
 @_rule
 def _group_by(recipe: Recipe) -> Iterator[str]:
-    if recipe.evaluation.group_by and recipe.objective != "translation":
-        yield f"evaluation.group_by: an option of translation, not of {recipe.objective}"
-    elif recipe.evaluation.group_by and "test" not in recipe.data.splits:
+    if recipe.objective == "translation" and recipe.evaluation.group_by and "test" not in recipe.data.splits:
         yield "evaluation.group_by: groups of test rows need data.splits.test"
 
 
@@ -505,16 +509,8 @@ def _positions(recipe: Recipe) -> Iterator[str]:
 @_rule
 def _stride(recipe: Recipe) -> Iterator[str]:
     stride = recipe.evaluation.stride
-    if stride is not None and recipe.objective != "causal_lm":
-        yield f"evaluation.stride: an option of causal_lm, not of {recipe.objective}"
-    elif stride is not None and stride > recipe.data.window:
+    if recipe.objective == "causal_lm" and stride is not None and stride > recipe.data.window:
         yield f"evaluation.stride: {stride} must be at most data.window {recipe.data.window}"
-
-
-@_rule
-def _r_drop(recipe: Recipe) -> Iterator[str]:
-    if recipe.optimisation.r_drop and recipe.objective != "translation":
-        yield f"optimisation.r_drop: an option of translation, not of {recipe.objective}"
 
 
 @_rule
