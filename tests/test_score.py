@@ -57,6 +57,8 @@ def test_a_run_and_its_model_have_the_same_scores(objective, tmp_path, monkeypat
     finished = metrics.read(tmp_path / "run" / "metrics.jsonl")[-1]
     assert whole.pop("weights") == finished["weights"] != {}, "of what was measured"
     assert whole and whole == {name: expected[name] for name in whole} and told.keys() <= whole.keys()
+    by = {"num_beams": 2, "length_penalty": 1.0, "minimum_bayes_risk": None}
+    assert whole.get("decoding") == (by if objective == "translation" else None), "how it was measured"
     assert contents(tmp_path) == before
     for name in {"loss", "perplexity", "bits_per_byte", "word_perplexity", "masked_accuracy"} & set(told):
         low, high = expected[f"{name}_interval"]

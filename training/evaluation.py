@@ -88,6 +88,7 @@ def measure(session: Session, model: PreTrainedModel, corpus: Corpus) -> tuple[d
     num_beams = spec.num_beams if choices == 1 else 2 * choices
     outputs = translate(session, model, corpus, rows, num_beams, choices)
     values |= metrics.translation_scores(outputs, references) | metrics.translation_intervals(outputs, references)
+    values["decoding"] = {"num_beams": num_beams} | spec.model_dump(include={"length_penalty", "minimum_bayes_risk"})
     values["groups"] = {
         column: metrics.grouped_scores(outputs, references, corpus.texts[GROUP + column]) for column in spec.group_by
     }
