@@ -115,9 +115,39 @@ def test_without_a_mask_token_nothing_is_masked(model, tokenizer) -> None:
         senses.contextual_vectors(model, without, [occurrence("the bank was wet")], readings=["masked"])
 
 
+@pytest.mark.parametrize("special_tokens", [True, False])
+def test_the_context_is_the_mean_of_the_sentence(model, tokenizer, special_tokens: bool) -> None:
+    """Of all pieces of its words, and of no padding nor `[CLS]`; beside the masked word, weighing as much."""
+    some = [occurrence("the bank was wet"), occurrence("a fisherman slept on the grassy bank", "fisherman")]
+    vectors = {
+        how: senses.contextual_vectors(model, tokenizer, some, special_tokens=special_tokens, readings=how.split("+"))
+        for how in ("context", "masked", "masked+context", "context+masked")
+    }
+    for vector, one in zip(vectors["context"], some, strict=True):
+        text = " ".join(one.words)
+        ids = tokenizer(text, return_tensors="pt", add_special_tokens=special_tokens)["input_ids"]
+        with torch.no_grad():
+            states = model(ids).last_hidden_state[0]
+        states = states[1:-1] if special_tokens else states
+        assert len(states) == len(tokenizer.tokenize(text))
+        torch.testing.assert_close(vector, states.mean(0), atol=1e-5, rtol=1e-5)
+    near = {how: torch.cosine_similarity(*vector, dim=0) for how, vector in vectors.items()}
+    torch.testing.assert_close(near["masked+context"], (near["masked"] + near["context"]) / 2)
+    torch.testing.assert_close(near["context+masked"], near["masked+context"])
+
+
+def test_a_sentence_is_read_once_for_the_word_and_its_context(model, tokenizer, monkeypatch) -> None:
+    forward, read = model.forward, []
+    monkeypatch.setattr(model, "forward", lambda *given, **named: read.append(1) or forward(*given, **named))
+    for readings, times in [(["context", "shown"], 1), (["masked"], 1), (["context", "masked"], 2)]:
+        senses.contextual_vectors(model, tokenizer, [occurrence("the bank was wet")], readings=readings)
+        assert len(read) == times
+        read.clear()
+
+
 @pytest.mark.parametrize("readings", ["masked", ["mask"], [], ["shown", "hidden"]])
 def test_readings_of_other_names_are_refused(model, tokenizer, readings) -> None:
-    with pytest.raises(ValueError, match="must be a list of shown and masked"):
+    with pytest.raises(ValueError, match="must be a list of some of shown, masked, context"):
         senses.contextual_vectors(model, tokenizer, [occurrence("the bank was wet")], readings=readings)
 
 
@@ -285,13 +315,20 @@ def test_the_command(
     assert f"training macro_f1: {left_out.macro_f1:.4g} (95%" in run(str(data), "--leave-one-out")
     masked = senses.score(model, tokenizer, examples().leaving_one_out(), readings=["masked"])
     assert masked.macro_f1 != left_out.macro_f1
-    assert json.loads(run("--read", "masked", str(data), "--leave-one-out", "--json"))["words"]["bank"] == vars(masked)
+    printed = json.loads(run("--read", "masked", str(data), "--leave-one-out", "--json"))
+    assert printed["words"]["bank"] == vars(masked)
+    options = {"last_layers": 1, "special_tokens": True, "readings": ["masked"], "leave_one_out": True}
+    assert printed["options"] == options
     answers, read = senses.answers, []
     monkeypatch.setattr(
         senses, "answers", lambda *given, **more: read.append(more["readings"]) or answers(*given, **more)
     )
-    run(str(data), "--read", "shown+masked")
-    assert read == [["shown", "masked"]]
+    run(str(data), "--read", "masked+shown"), run(str(data))
+    assert read == [["masked", "shown"], ["shown"]]
+    for wrong in ("shown+hidden", "shown+shown", "masked+", ""):
+        with pytest.raises(SystemExit, match="2"):
+            run(str(data), "--read", wrong)
+        assert f"{wrong!r} must be some of shown, masked, context, joined by +, each once" in capsys.readouterr().err
     with pytest.raises(ValueError, match="--last-layers 0"):
         run(str(data), "--last-layers", "0")
     with pytest.raises(ValueError, match="last_layers=9 must be at most 5, which the model has"):

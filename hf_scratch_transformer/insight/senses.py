@@ -5,7 +5,8 @@ sense's vector is the mean of the word's contextual vectors over the training se
 takes the sense whose vector is nearest by cosine, and the score of a word is the macro-averaged F1 of its senses. A
 contextual vector is the last hidden state, averaged over the pieces that the word is split into; there, with BERT, it
 is the sum of the last four. An encoder that guesses masked words can read the sentence with the word masked, too: what
-stands in its place then is of the context alone.
+stands in its place then is of the context alone. A third vector is the mean of the whole sentence, after those of
+contexts in Schütze (1998), "Automatic Word Sense Discrimination".
 """
 
 import argparse
@@ -34,7 +35,7 @@ from ..files import reading, weights
 from .plot import open_model, open_tokenizer
 
 LAST_LAYERS = 1
-READINGS = ("shown", "masked")  # how the word stands in the sentence
+READINGS = ("shown", "masked", "context")
 RESAMPLED = 1000  # times, for an interval
 FIGURES = ("accuracy", "macro_f1", "most_frequent")
 COLUMNS = ("word", "split", "sense", "position", "sentence")
@@ -169,15 +170,16 @@ def contextual_vectors(
         special_tokens: put those of the tokenizer around the sentence. A model trained on windows cut out of running
             text, as ours are, has mostly seen none.
         batch_tokens: padded tokens at a time.
-        readings: "shown", the sentence as it is, and "masked", with each piece of the word a mask token. Of both, the
-            vectors stand side by side, each of length 1, so that the cosine of two such is the mean of both.
+        readings: "shown", the word in the sentence as it is; "masked", with each piece of it a mask token; "context",
+            the mean of all pieces of the sentence as it is. Of several, the vectors stand side by side, each of length
+            1, so that the cosine of two such is the mean of theirs.
 
     Raises:
         ValueError: of a word too long for the model, more layers than it has, readings of other names, or a tokenizer
             without a mask token.
     """
     if isinstance(readings, str) or not readings or set(readings) - set(READINGS):
-        raise ValueError(f"readings={readings!r} must be a list of {' and '.join(READINGS)}, or of one of them")
+        raise ValueError(f"readings={readings!r} must be a list of some of {', '.join(READINGS)}")
     if "masked" in readings and tokenizer.mask_token_id is None:
         raise ValueError("readings: masked is for a tokenizer with a mask token, and this one has none")
     near = [cut(tokenizer, occurrence, longest_input(model, tokenizer)) for occurrence in occurrences]
@@ -185,15 +187,17 @@ def contextual_vectors(
         [list(one.words) for one in near], is_split_into_words=True, add_special_tokens=special_tokens, verbose=False
     )
     batches = list(batches_by_length([len(ids) for ids in encoded["input_ids"]], batch_tokens))
+    words = [encoded.word_ids(row) for row in range(len(near))]
     pieces = [
-        [place for place, word in enumerate(encoded.word_ids(row)) if word == one.position]
-        for row, one in enumerate(near)
+        [place for place, word in enumerate(row) if word == one.position] for row, one in zip(words, near, strict=True)
     ]
+    averaged = dict.fromkeys(("shown", "masked"), pieces)
+    averaged["context"] = [[place for place, word in enumerate(row) if word is not None] for row in words]
     vectors = {how: [torch.empty(0)] * len(near) for how in readings}
-    turns = [(how, rows) for how in vectors for rows in batches]
-    for how, rows in tqdm(turns, unit="batch", leave=False, disable=len(turns) < 2):
+    turns = [(masking, rows) for masking in sorted({how == "masked" for how in vectors}) for rows in batches]
+    for masking, rows in tqdm(turns, unit="batch", leave=False, disable=len(turns) < 2):
         ids = [list(encoded["input_ids"][row]) for row in rows]
-        if how == "masked":
+        if masking:
             for row, tokens in zip(rows, ids, strict=True):
                 for place in pieces[row]:
                     tokens[place] = tokenizer.mask_token_id
@@ -204,8 +208,10 @@ def contextual_vectors(
             raise ValueError(f"last_layers={last_layers} must be at most {len(layers)}, which the model has")
         layers = layers[-last_layers:]
         states = torch.stack([layer.float() for layer in layers]).sum(0).cpu()  # (B, T, D)
-        for place, row in enumerate(rows):
-            vectors[how][row] = states[place, pieces[row]].mean(0)
+        for how in vectors:
+            if (how == "masked") == masking:
+                for place, row in enumerate(rows):
+                    vectors[how][row] = states[place, averaged[how][row]].mean(0)
     found = [torch.stack(each) for each in vectors.values()]
     return found[0] if len(found) == 1 else torch.cat([F.normalize(each, dim=-1) for each in found], dim=-1)
 
@@ -304,9 +310,10 @@ def add_commands(subparsers: Any) -> None:
     parser.add_argument("--last-layers", type=int, default=LAST_LAYERS, help="how many layers are summed")
     parser.add_argument(
         "--read",
-        choices=(*READINGS, "+".join(READINGS)),
+        type=_readings,
         default=READINGS[0],
-        help="the sentence as it is, with the word masked, or both, side by side (%(default)s)",
+        metavar="+".join(READINGS),
+        help="some of: the word as it is, where it is masked, the mean of the sentence; side by side (%(default)s)",
     )
     parser.add_argument("--no-special-tokens", action="store_true", help="sentences bare, without [CLS] and the like")
     parser.add_argument(
@@ -318,6 +325,14 @@ def add_commands(subparsers: Any) -> None:
     parser.add_argument("--trust-remote-code", action="store_true", help="run the code that a repository brings along")
     parser.add_argument("--json", action="store_true", help="for machines")
     parser.set_defaults(run=run)
+
+
+def _readings(text: str) -> list[str]:
+    """Those of `--read`, before anything is opened."""
+    names = text.split("+")
+    if set(names) - set(READINGS) or len(set(names)) < len(names):
+        raise argparse.ArgumentTypeError(f"{text!r} must be some of {', '.join(READINGS)}, joined by +, each once")
+    return names
 
 
 def open_device(name: str) -> torch.device:
@@ -344,8 +359,11 @@ def run(arguments: argparse.Namespace) -> None:
     model = open_model(arguments.model, AutoModel, attention=None, **trust).to(device)
     if model.config.is_encoder_decoder:
         raise ValueError(f"{arguments.model} reads and writes: it is encoders and decoders that have one vector a word")
-    options = {"last_layers": arguments.last_layers, "special_tokens": not arguments.no_special_tokens}
-    options["readings"] = arguments.read.split("+")
+    options = {
+        "last_layers": arguments.last_layers,
+        "special_tokens": not arguments.no_special_tokens,
+        "readings": arguments.read,
+    }
     scores, told = {}, []
     for word, examples in tqdm(words.items(), unit="word", disable=arguments.json):
         if arguments.leave_one_out:
@@ -360,7 +378,8 @@ def run(arguments: argparse.Namespace) -> None:
     mean = {name: statistics.mean(getattr(one, name) for one in scores.values()) for name in FIGURES}
     if arguments.json:
         whole: dict[str, Any] = {"words": {word: asdict(one) for word, one in scores.items()}, "mean": mean}
-        print(json.dumps(whole | {"macro_f1_interval": [low, high]} | of, indent=1))
+        whole |= {"macro_f1_interval": [low, high], "options": options | {"leave_one_out": arguments.leave_one_out}}
+        print(json.dumps(whole | of, indent=1))
         return
     table = Table("word", *(Column(name.replace("_", " "), justify="right") for name in Score.__annotations__))
     for word, one in scores.items():
