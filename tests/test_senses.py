@@ -214,6 +214,23 @@ def test_training_sentences_are_told_apart_each_by_the_others(model, tokenizer) 
     assert swapped == [sense for _, sense in reversed(one_each)], "the only one of its sense is of another"
 
 
+@pytest.mark.parametrize("left_out", [False, True])
+def test_no_dimension_outweighs_the_others_when_all_have_unit_variance(
+    model, tokenizer, monkeypatch, left_out: bool
+) -> None:
+    """One of three says the sense, another says much of nothing, the third never changes."""
+    marks = {"shore": 0.1, "money": -0.1}
+    noise = dict(zip((one for one, _ in examples().train), [5.0, -5.0, 4.0, -4.0, 4.5, -4.5], strict=True))
+    meant = {one: [marks[sense], noise[one], 1.0] for one, sense in examples().train}
+    train = examples().train
+    monkeypatch.setattr(senses, "contextual_vectors", lambda _, __, some: torch.tensor([meant[one] for one in some]))
+    given = Examples(train, []).leaving_one_out() if left_out else Examples(train, [(one, "") for one, _ in train])
+    assert senses.answers(model, tokenizer, given) != [sense for _, sense in train]
+    assert senses.answers(model, tokenizer, given, unit_variance=True) == [sense for _, sense in train]
+    alone = Examples(train[:1], train[:1])
+    assert senses.answers(model, tokenizer, alone, unit_variance=True) == ["shore"], "nothing varies"
+
+
 def test_macro_f1_by_hand() -> None:
     # a: precision 2/3, recall 2/2; b: 1/1, 1/2; c: never guessed.
     assert senses.macro_f1("aaab", "aabb") == pytest.approx((2 * (2 / 3) / (2 / 3 + 1) + 2 * 0.5 / 1.5) / 2)
@@ -317,8 +334,11 @@ def test_the_command(
     assert masked.macro_f1 != left_out.macro_f1
     printed = json.loads(run("--read", "masked", str(data), "--leave-one-out", "--json"))
     assert printed["words"]["bank"] == vars(masked)
-    options = {"last_layers": 1, "special_tokens": True, "readings": ["masked"], "leave_one_out": True}
-    assert printed["options"] == options
+    options = {"last_layers": 1, "special_tokens": True, "readings": ["masked"], "unit_variance": False}
+    assert printed["options"] == options | {"leave_one_out": True}
+    printed = json.loads(run("--unit-variance", str(data), "--json"))
+    assert printed["words"]["bank"] == vars(senses.score(model, tokenizer, examples(), unit_variance=True))
+    assert printed["options"]["unit_variance"]
     answers, read = senses.answers, []
     monkeypatch.setattr(
         senses, "answers", lambda *given, **more: read.append(more["readings"]) or answers(*given, **more)

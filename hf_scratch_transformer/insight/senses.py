@@ -241,18 +241,33 @@ def score(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: 
     """Sense vectors from the training sentences of one word, tried on its test sentences.
 
     Args:
-        options: as `contextual_vectors`.
+        options: as `answers`.
     """
     return scored(examples, answers(model, tokenizer, examples, **options))
 
 
 def answers(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: Examples, **options: Any
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    examples: Examples,
+    unit_variance: bool = False,
+    **options: Any,
 ) -> list[str]:
-    """The sense whose vector is nearest to that of each test sentence."""
+    """The sense whose vector is nearest to that of each test sentence.
+
+    Args:
+        unit_variance: each dimension, of vectors of length 1, over its standard deviation in the training sentences,
+            whatever their senses, so that a few dimensions do not outweigh all others (Timkey & van Schijndel 2021).
+            They subtract the mean, too, which loses in CoarseWSD-20 (benchmarks/ablations).
+        options: as `contextual_vectors`.
+    """
     if not examples.train or not examples.test:
         raise ValueError(f"{len(examples.train)} training and {len(examples.test)} test sentences: both are needed")
     train = contextual_vectors(model, tokenizer, [occurrence for occurrence, _ in examples.train], **options)
+    if unit_variance:
+        deviation = F.normalize(train, dim=-1).std(0, correction=0)
+        deviation[deviation == 0] = 1
+        train = F.normalize(train, dim=-1) / deviation
     known = [sense for _, sense in examples.train]
     senses = sorted(set(known))
     own = torch.tensor([senses.index(sense) for sense in known])
@@ -264,6 +279,8 @@ def answers(
         nearness[torch.arange(len(own)), own] = others.masked_fill(is_alone, -math.inf)
     else:
         test = contextual_vectors(model, tokenizer, [occurrence for occurrence, _ in examples.test], **options)
+        if unit_variance:
+            test = F.normalize(test, dim=-1) / deviation
         nearness = torch.cosine_similarity(test[:, None], sums[None], dim=-1)
     return [senses[index] for index in nearness.argmax(-1).tolist()]
 
@@ -315,6 +332,11 @@ def add_commands(subparsers: Any) -> None:
         metavar="+".join(READINGS),
         help="some of: the word as it is, where it is masked, the mean of the sentence; side by side (%(default)s)",
     )
+    parser.add_argument(
+        "--unit-variance",
+        action="store_true",
+        help="each dimension over its standard deviation in the word's training sentences",
+    )
     parser.add_argument("--no-special-tokens", action="store_true", help="sentences bare, without [CLS] and the like")
     parser.add_argument(
         "--leave-one-out",
@@ -363,6 +385,7 @@ def run(arguments: argparse.Namespace) -> None:
         "last_layers": arguments.last_layers,
         "special_tokens": not arguments.no_special_tokens,
         "readings": arguments.read,
+        "unit_variance": arguments.unit_variance,
     }
     scores, told = {}, []
     for word, examples in tqdm(words.items(), unit="word", disable=arguments.json):
