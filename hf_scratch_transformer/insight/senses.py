@@ -36,6 +36,7 @@ from .plot import open_model, open_tokenizer
 
 LAST_LAYERS = 1
 READINGS = ("shown", "masked", "context")
+ROUNDING = 1e-6  # of a dimension of a vector of length 1, in single precision
 RESAMPLED = 1000  # times, for an interval
 FIGURES = ("accuracy", "macro_f1", "most_frequent")
 COLUMNS = ("word", "split", "sense", "position", "sentence")
@@ -265,9 +266,10 @@ def answers(
         raise ValueError(f"{len(examples.train)} training and {len(examples.test)} test sentences: both are needed")
     train = contextual_vectors(model, tokenizer, [occurrence for occurrence, _ in examples.train], **options)
     if unit_variance:
-        deviation = F.normalize(train, dim=-1).std(0, correction=0)
-        deviation[deviation == 0] = 1
-        train = F.normalize(train, dim=-1) / deviation
+        train = F.normalize(train, dim=-1)
+        deviation = train.std(0, correction=0)
+        deviation[deviation < ROUNDING] = 1  # what does not vary
+        train = train / deviation
     known = [sense for _, sense in examples.train]
     senses = sorted(set(known))
     own = torch.tensor([senses.index(sense) for sense in known])
