@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is there
 os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="hf-home-")  # before anything reads it
 atexit.register(shutil.rmtree, os.environ["HF_HOME"], ignore_errors=True)
+# Or else the first request of a process to a test's own Hub has huggingface_hub fetch this from the real one.
+Path(os.environ["HF_HOME"], ".agent_harnesses.json").write_text('{"standardEnvVars": [], "harnesses": {}}')
 
 
 @pytest.fixture(autouse=True)
