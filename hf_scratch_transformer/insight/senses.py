@@ -176,11 +176,10 @@ def contextual_vectors(
             1, so that the cosine of two such is the mean of theirs.
 
     Raises:
-        ValueError: of a word too long for the model, more layers than it has, readings of other names, or a tokenizer
-            without a mask token.
+        ValueError: of a word too long for the model, more layers than it has, readings of other names or one twice, or
+            a tokenizer without a mask token.
     """
-    if isinstance(readings, str) or not readings or set(readings) - set(READINGS):
-        raise ValueError(f"readings={readings!r} must be a list of some of {', '.join(READINGS)}")
+    check_readings(readings)
     if "masked" in readings and tokenizer.mask_token_id is None:
         raise ValueError("readings: masked is for a tokenizer with a mask token, and this one has none")
     near = [cut(tokenizer, occurrence, longest_input(model, tokenizer)) for occurrence in occurrences]
@@ -215,6 +214,12 @@ def contextual_vectors(
                     vectors[how][row] = states[place, averaged[how][row]].mean(0)
     found = [torch.stack(each) for each in vectors.values()]
     return found[0] if len(found) == 1 else torch.cat([F.normalize(each, dim=-1) for each in found], dim=-1)
+
+
+def check_readings(readings: Sequence[str]) -> None:
+    """Raises ValueError unless they are some of `READINGS`, each once."""
+    if isinstance(readings, str) or not readings or set(readings) - set(READINGS) or len(set(readings)) < len(readings):
+        raise ValueError(f"readings={readings!r} must be a list of some of {', '.join(READINGS)}, each once")
 
 
 def cut(tokenizer: PreTrainedTokenizerBase, occurrence: Occurrence, limit: int) -> Occurrence:
@@ -264,12 +269,15 @@ def answers(
     """
     if not examples.train or not examples.test:
         raise ValueError(f"{len(examples.train)} training and {len(examples.test)} test sentences: both are needed")
-    train = contextual_vectors(model, tokenizer, [occurrence for occurrence, _ in examples.train], **options)
-    if unit_variance:
-        train = F.normalize(train, dim=-1)
-        deviation = train.std(0, correction=0)
-        deviation[deviation < ROUNDING] = 1  # what does not vary
-        train = train / deviation
+
+    def vectors(part: Sequence[tuple[Occurrence, str]]) -> Tensor:
+        found = contextual_vectors(model, tokenizer, [occurrence for occurrence, _ in part], **options)
+        return F.normalize(found, dim=-1) if unit_variance else found
+
+    train = vectors(examples.train)
+    deviation = train.std(0, correction=0) if unit_variance else torch.ones(train.shape[1])
+    deviation[deviation < ROUNDING] = 1  # what does not vary
+    train = train / deviation
     known = [sense for _, sense in examples.train]
     senses = sorted(set(known))
     own = torch.tensor([senses.index(sense) for sense in known])
@@ -280,9 +288,7 @@ def answers(
         is_alone = own.bincount()[own] == 1
         nearness[torch.arange(len(own)), own] = others.masked_fill(is_alone, -math.inf)
     else:
-        test = contextual_vectors(model, tokenizer, [occurrence for occurrence, _ in examples.test], **options)
-        if unit_variance:
-            test = F.normalize(test, dim=-1) / deviation
+        test = vectors(examples.test) / deviation
         nearness = torch.cosine_similarity(test[:, None], sums[None], dim=-1)
     return [senses[index] for index in nearness.argmax(-1).tolist()]
 
@@ -329,7 +335,6 @@ def add_commands(subparsers: Any) -> None:
     parser.add_argument("--last-layers", type=int, default=LAST_LAYERS, help="how many layers are summed")
     parser.add_argument(
         "--read",
-        type=_readings,
         default=READINGS[0],
         metavar="+".join(READINGS),
         help="some of: the word as it is, where it is masked, the mean of the sentence; side by side (%(default)s)",
@@ -351,14 +356,6 @@ def add_commands(subparsers: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def _readings(text: str) -> list[str]:
-    """Those of `--read`, before anything is opened."""
-    names = text.split("+")
-    if set(names) - set(READINGS) or len(set(names)) < len(names):
-        raise argparse.ArgumentTypeError(f"{text!r} must be some of {', '.join(READINGS)}, joined by +, each once")
-    return names
-
-
 def open_device(name: str) -> torch.device:
     """The device of a name, `cuda:1` for one. Raises ValueError if there is none here."""
     present = {"cpu": 1}
@@ -374,6 +371,8 @@ def open_device(name: str) -> torch.device:
 def run(arguments: argparse.Namespace) -> None:
     if arguments.last_layers < 1:
         raise ValueError(f"--last-layers {arguments.last_layers} must be at least 1")
+    readings = arguments.read.split("+")
+    check_readings(readings)
     device = open_device(arguments.device)
     words = read(arguments.data)
     # Before they are read, since a training may replace them meanwhile.
@@ -386,7 +385,7 @@ def run(arguments: argparse.Namespace) -> None:
     options = {
         "last_layers": arguments.last_layers,
         "special_tokens": not arguments.no_special_tokens,
-        "readings": arguments.read,
+        "readings": readings,
         "unit_variance": arguments.unit_variance,
     }
     scores, told = {}, []
