@@ -194,16 +194,29 @@ def scored(file: Path, score: str) -> float:
 def over_seeds(card: Path, score: str, measured: str = "", times: float = 1.0) -> str:
     """`97.5 ± 0.3 over 3 seeds`, of what the runs themselves measured, or else of what `evaluate --json` said of each
     model, in files of that name. Raises ValueError where there is no such score, or it is of another model."""
-    files = sorted(card.glob(f"{measured}*.json")) if measured else logs(card)
+    names = (f"{measured}.json", f"{measured}-[0-9]*.json")
+    files = [file for name in names for file in sorted(card.glob(name))] if measured else logs(card)
     values = [times * scored(file, score) for file in files]
     if measured:
+        check_alike(files)
         check_models(files, logs(card))
     if not values:
-        raise ValueError(f"README.md: there is no {card / measured}*.json")
+        raise ValueError(f"README.md: there is no {card / measured}.json")
     if len(values) == 1 or not (spread := statistics.stdev(values)):
         return f"{statistics.mean(values):.4g}, " + ("one seed" if len(values) == 1 else f"{len(values)} seeds alike")
     decimals = max(0, 1 - math.floor(math.log10(spread)))  # two digits of the spread
     return f"{statistics.mean(values):.{decimals}f} ± {spread:.{decimals}f} over {len(values)} seeds"
+
+
+def check_alike(files: list[Path]) -> None:
+    """Raises ValueError where scores say that they were not measured the same way; older ones do not say all of it."""
+    known: dict[str, tuple[str, Any]] = {}
+    for file in files:
+        told = json.loads(file.read_text(encoding="utf-8"))
+        for name, value in (told.get("options") or told.get("decoding") or {}).items():
+            first, expected = known.setdefault(name, (file.name, value))
+            if value != expected:
+                raise ValueError(f"README.md: {file} has {name}={value!r}, where {first} has {expected!r}")
 
 
 def check_models(files: list[Path], runs: list[Path]) -> None:

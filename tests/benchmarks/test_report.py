@@ -98,12 +98,28 @@ def test_a_score_is_the_mean_over_seeds(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="metrics.jsonl has no chrf"):
         readme.filled(text.replace("bleu", "chrf"), tmp_path)
     text = text.replace("it bleu -->", "it bleu other -->")
-    with pytest.raises(ValueError, match=r"there is no .*it.other\*\.json"):
+    with pytest.raises(ValueError, match=r"there is no .*it.other\.json"):
         readme.filled(text, tmp_path)
     (card / "seed-2.jsonl").write_text((card / "metrics.jsonl").read_text())
-    for name, bleu in (("other", 20.0), ("other-2", 22.0)):  # which `evaluate --json` said of other texts
+    # What `evaluate --json` said of other texts, and what is another thing whose name begins alike.
+    for name, bleu in (("other", 20.0), ("other-2", 22.0), ("other_thing", 90.0)):
         (card / f"{name}.json").write_text(json.dumps({"bleu": bleu}))
     assert "bleu other -->21.0 ± 1.4 over 2 seeds<!--" in readme.filled(text, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["options", "decoding"])
+def test_scores_over_seeds_were_measured_alike(tmp_path: Path, name: str) -> None:
+    def check(*ways: dict[str, object]) -> None:
+        files = [tmp_path / f"{place}.json" for place in range(len(ways))]
+        for file, way in zip(files, ways, strict=True):
+            file.write_text(json.dumps({"bleu": 1.0} | ({name: way} if way else {})))
+        readme.check_alike(files)
+
+    check({"beams": 5, "penalty": 1.0}, {"beams": 5}, {"penalty": 1.0}, {})
+    check({}, {"beams": 5}), check({"beams": 5}), check()
+    for ways in ([{"beams": 5}, {"beams": 4}], [{}, {"beams": 5}, {"penalty": 1.0}, {"beams": 4}]):
+        with pytest.raises(ValueError, match=r"\d.json has beams=4, where \d.json has 5"):
+            check(*ways)
 
 
 def test_scores_are_of_models_whose_logs_are_there(tmp_path: Path) -> None:
