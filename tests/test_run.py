@@ -7,13 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
 from tests import tiny_runs
-from training import checkpoints, metrics
+from training import checkpoints, corpus, metrics
 from training.recipe import parse
-from training.run import RENAMED, State, open_accelerator
+from training.run import RENAMED, State, open_accelerator, prepare
 
 ROOT = Path(__file__).parent.parent
 # The state of a checkpoint that version 0.1 wrote.
@@ -123,6 +124,23 @@ def test_the_programs_that_onednn_keeps_are_few(recipe):
     lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     made = [line for line in lines if "inner_product" in line and "create" in line]
     assert len(made) == 200 and "create:cache_miss" in made[-1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
+def test_memory_that_tokenising_frees_is_given_back_before_training(recipe, tmp_path, monkeypatch):
+    load, process, kept, held = corpus.load, psutil.Process(), [], []
+
+    def heavy(*given, **named):
+        blocks = [bytes(2000) for _ in range(100_000)]  # 200 MB of glibc's heap
+        kept.append(blocks[-1])  # at its end, so that glibc gives back nothing of itself
+        del blocks
+        held.append(process.memory_info().rss)
+        return load(*given, **named)
+
+    monkeypatch.setattr(corpus, "load", heavy)
+    prepared = parse([str(recipe)])
+    prepare(prepared, open_accelerator(prepared), tmp_path / "run", 0.0)
+    assert held and process.memory_info().rss < max(held) - 150e6
 
 
 @pytest.mark.slow
