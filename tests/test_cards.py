@@ -7,6 +7,7 @@ import re
 import statistics
 
 import pytest
+import yaml
 
 from hf_scratch_transformer.files import sha256
 from training import cards, metrics, publication
@@ -76,6 +77,20 @@ def test_the_card_of_another_recipe_has_none_of_its_seeds(trained, card):
     assert tiny_runs.run(recipe, trained / "other", *words) == 0
     assert {file.name for file in card.iterdir()} == {*cards.FILES}
     assert "seeds" not in (card / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_card_of_an_older_version_gains_a_seed(trained, card):
+    """Whose recipe lacks fields that came later, which were as they are by default."""
+    (card / "seed-5.jsonl").unlink()
+    recipe = yaml.safe_load((card / "recipe.yaml").read_text(encoding="utf-8"))
+    assert recipe["evaluation"].pop("minimum_bayes_risk") is None and recipe["data"].pop("workers") == 0
+    (card / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    cards.copy(trained / "run5", card)
+    assert {file.name for file in card.glob(cards.SEEDS)} == {"seed-4.jsonl", "seed-5.jsonl"}
+    recipe["optimisation"].pop("max_steps")  # which has no default: nobody knows of what the card is
+    (card / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    cards.copy(trained / "run5", card)
+    assert not [*card.glob(cards.SEEDS)]
 
 
 def test_a_seed_that_is_trained_again_replaces_the_first(trained, card):

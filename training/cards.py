@@ -25,7 +25,7 @@ from rich.table import Table
 from hf_scratch_transformer.files import write_text
 
 from .metrics import public, read, student
-from .recipe import Recipe, read_yaml, resolved
+from .recipe import Recipe, changes, read_yaml, resolved
 from .sections import RecipeError
 
 COPIED = ("model/README.md", "curves.png", "metrics.jsonl")  # of a run
@@ -62,7 +62,7 @@ def copy(run: Path, folder: Path) -> None:
     }
     recipe, card = entries["recipe.yaml"], folder / "recipe.yaml"
     before = yaml.safe_load(card.read_text(encoding="utf-8")) if card.exists() else {}
-    is_known = _of_result(before) == _of_result(recipe)
+    is_known = bool(before) and not any(changes(_of_result(before), _of_result(recipe)))
     if is_known and before.get("seed") != recipe.get("seed"):
         shutil.copy(run / "metrics.jsonl", folder / f"seed-{recipe.get('seed')}.jsonl")
     else:
@@ -173,7 +173,7 @@ def expected(spread: float, seeds: int) -> float:
 
 
 def _of_result(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in recipe.items() if name not in OF_A_RUN}
+    return {"recipe": {name: value for name, value in recipe.items() if name not in OF_A_RUN}}
 
 
 def write_spread(folder: Path) -> None:

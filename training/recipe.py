@@ -261,11 +261,29 @@ def default(name: str) -> Any:
     kind: Any = Recipe
     *sections, field = name.split(".")
     for section in sections:
-        kind = kind.model_fields[section].annotation
-        if not hasattr(kind, "model_fields"):
-            return None
-    known = kind.model_fields.get(field)
-    return None if known is None else to_jsonable_python(known.get_default(call_default_factory=True))
+        known = getattr(kind, "model_fields", {}).get(section)
+        kind = known and known.annotation
+    known = getattr(kind, "model_fields", {}).get(field)
+    return (
+        None
+        if known is None or known.is_required()
+        else to_jsonable_python(known.get_default(call_default_factory=True))
+    )
+
+
+def changes(old: Any, new: Any, where: str = "") -> Iterator[tuple[str, str]]:
+    """The dotted names of what is no longer the same in two records of a run, each with a line that says so; a field of
+    its `recipe` that an older version has not written down was as it is by default."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted(old.keys() | new.keys()):
+            name = f"{where}.{key}" if where else key
+            is_new = key not in old and name.startswith("recipe.")
+            was = default(name.removeprefix("recipe.")) if is_new else old.get(key)
+            yield from changes(was, new.get(key), name)
+    elif old != new:
+        are_digests = all(re.fullmatch("[0-9a-f]{64}", str(each)) for each in (old, new))
+        what = "is another" if are_digests else f"was {old}, now {new}"
+        yield where, f"{where.removeprefix('recipe.')} {what}"
 
 
 ORDERS = {"resume", "force", "overwrite"}  # to one process, not properties of the run

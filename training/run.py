@@ -5,7 +5,6 @@ import dataclasses
 import json
 import math
 import os
-import re
 import signal
 import sys
 import tempfile
@@ -38,7 +37,7 @@ from . import cards, checkpoints, corpus, folder, launcher, metrics, preparation
 from .base_model import PATH, fingerprint, open_base
 from .objectives import OBJECTIVES, Objective
 from .optimisation import autocasts, lr_factor, optimizers
-from .recipe import ADJUSTABLE, Recipe, default, dump
+from .recipe import ADJUSTABLE, Recipe, changes, dump
 from .sections import RecipeError, reason
 
 
@@ -550,8 +549,8 @@ def load(run: Run, folder: Path) -> None:
     """
     record = checkpoints.read_state(folder)
     with checkpoints.readable(folder / "state.json"):
-        changes = dict(_changes(record["identity"], run.identity))
-    other = [line for name, line in changes.items() if name.removeprefix("recipe.") not in ADJUSTABLE]
+        found = dict(changes(record["identity"], run.identity))
+    other = [line for name, line in found.items() if name.removeprefix("recipe.") not in ADJUSTABLE]
     if other and not run.recipe.force:
         raise RecipeError(
             f"{folder}: not resumed, this is another run ({'; '.join(other[:5])}); --force does it all the same"
@@ -562,8 +561,8 @@ def load(run: Run, folder: Path) -> None:
         checkpoints.load_optimizers(run.optimizers, run.unwrapped_model, tensors)
     with checkpoints.readable(folder / "state.json"):
         run.state = State.read(record["state"])
-    if run.is_main and changes:
-        print(f"other than before: {'; '.join(changes.values())}{_new_rate(run, record['identity'])}", file=sys.stderr)
+    if run.is_main and found:
+        print(f"other than before: {'; '.join(found.values())}{_new_rate(run, record['identity'])}", file=sys.stderr)
     if run.ema_model is not None:
         checkpoints.load_weights(run.ema_model.module, checkpoints.read_tensors(folder, "average.safetensors"))
         run.ema_model.n_averaged.fill_(run.state.n_averaged)
@@ -579,21 +578,6 @@ def _new_rate(run: Run, identity: Mapping[str, Any]) -> str:
         for steps in (before, spec.max_steps)
     )
     return f"; so the learning rate goes on at {new:.3g}, where it was {old:.3g}" if old != new else ""
-
-
-def _changes(old: Any, new: Any, where: str = "") -> Iterator[tuple[str, str]]:
-    """The dotted names of what is no longer the same, each with a line that says so; a field of a recipe that an older
-    version has not written down was as it is by default."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in sorted(old.keys() | new.keys()):
-            name = f"{where}.{key}" if where else key
-            is_new = key not in old and name.startswith("recipe.")
-            was = default(name.removeprefix("recipe.")) if is_new else old.get(key)
-            yield from _changes(was, new.get(key), name)
-    elif old != new:
-        are_digests = all(re.fullmatch("[0-9a-f]{64}", str(each)) for each in (old, new))
-        what = "is another" if are_digests else f"was {old}, now {new}"
-        yield where, f"{where.removeprefix('recipe.')} {what}"
 
 
 def finish(run: Run) -> None:
