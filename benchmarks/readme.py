@@ -32,7 +32,7 @@ from typing import Any
 
 import yaml
 
-from hf_scratch_transformer.files import write_text
+from hf_scratch_transformer.files import reading, write_text
 from training import metrics
 from training.cards import logs, outcome, write_spread
 
@@ -184,24 +184,34 @@ def task_row(
 def scored(file: Path, score: str) -> float:
     """A score of the test, or else of the last evaluation, by the log of a run, or a mean over words or such as
     `evaluate --json` gives it. Raises ValueError where there is none."""
-    found = json.loads(file.read_text(encoding="utf-8")) if file.suffix == ".json" else outcome(file)
+    found = printed(file) if file.suffix == ".json" else outcome(file)
     value = found.get("mean", found).get(score)
     if value is None:
         raise ValueError(f"README.md: {file} has no {score}")
     return float(value)
 
 
+def printed(file: Path) -> dict[str, Any]:
+    """What `evaluate --json` said. Raises ValueError where the file is damaged."""
+    with reading(file):
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return found
+
+
 def over_seeds(card: Path, score: str, measured: str = "", times: float = 1.0) -> str:
     """`97.5 ± 0.3 over 3 seeds`, of what the runs themselves measured, or else of what `evaluate --json` said of each
-    model, in files of that name. Raises ValueError where there is no such score, or it is of another model."""
-    names = (f"{measured}.json", f"{measured}-[0-9]*.json")
-    files = [file for name in names for file in sorted(card.glob(name))] if measured else logs(card)
-    values = [times * scored(file, score) for file in files]
+    model, in files of that name. Raises ValueError where there is no such score, or it is not of each of these models,
+    measured alike."""
+    runs = files = logs(card)
     if measured:
+        files = [card / f"{measured}.json", *sorted(card.glob(f"{measured}-[0-9]*.json"))]
+        if not files[0].exists():
+            raise ValueError(f"README.md: there is no {files[0]}")
+        if len(files) != len(runs):
+            raise ValueError(f"README.md: {card} has logs of {len(runs)} seeds, and {len(files)} of {measured}*.json")
         check_alike(files)
-        check_models(files, logs(card))
-    if not values:
-        raise ValueError(f"README.md: there is no {card / measured}.json")
+        check_models(files, runs)
+    values = [times * scored(file, score) for file in files]
     if len(values) == 1 or not (spread := statistics.stdev(values)):
         return f"{statistics.mean(values):.4g}, " + ("one seed" if len(values) == 1 else f"{len(values)} seeds alike")
     decimals = max(0, 1 - math.floor(math.log10(spread)))  # two digits of the spread
@@ -209,14 +219,17 @@ def over_seeds(card: Path, score: str, measured: str = "", times: float = 1.0) -
 
 
 def check_alike(files: list[Path]) -> None:
-    """Raises ValueError where scores say that they were not measured the same way; older ones do not say all of it."""
-    known: dict[str, tuple[str, Any]] = {}
+    """Raises ValueError where scores were not measured in one way, or not on the same sentences of each word. What a
+    file does not say was off: there was no such option yet."""
+    ways: list[dict[str, Any]] = []
     for file in files:
-        told = json.loads(file.read_text(encoding="utf-8"))
-        for name, value in (told.get("options") or told.get("decoding") or {}).items():
-            first, expected = known.setdefault(name, (file.name, value))
-            if value != expected:
-                raise ValueError(f"README.md: {file} has {name}={value!r}, where {first} has {expected!r}")
+        told = printed(file)
+        sentences = {word: each["test"] for word, each in told.get("words", {}).items()}
+        ways.append({**(told.get("options") or told.get("decoding") or {}), "test sentences": sentences})
+        for name in sorted(ways[0].keys() | ways[-1].keys()):
+            expected, given = (way.get(name) or None for way in (ways[0], ways[-1]))
+            if given != expected:
+                raise ValueError(f"README.md: {file} has {name}: {given}, where {files[0].name} has {expected}")
 
 
 def check_models(files: list[Path], runs: list[Path]) -> None:
@@ -227,7 +240,7 @@ def check_models(files: list[Path], runs: list[Path]) -> None:
     known = [line["weights"] for log in runs for line in metrics.read(log) if "weights" in line]
     silent = len(runs) - len(known)
     for file in files:
-        weights = json.loads(file.read_text(encoding="utf-8")).get("weights")
+        weights = printed(file).get("weights")
         if weights in known:
             known.remove(weights)
         elif silent:

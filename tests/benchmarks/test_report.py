@@ -105,6 +105,11 @@ def test_a_score_is_the_mean_over_seeds(tmp_path: Path) -> None:
     for name, bleu in (("other", 20.0), ("other-2", 22.0), ("other_thing", 90.0)):
         (card / f"{name}.json").write_text(json.dumps({"bleu": bleu}))
     assert "bleu other -->21.0 ± 1.4 over 2 seeds<!--" in readme.filled(text, tmp_path)
+    (card / "other-2.json").rename(card / "other-3.json")
+    assert "over 2 seeds" in readme.filled(text, tmp_path), "these are no numbers of seeds"
+    (card / "other-3.json").unlink()
+    with pytest.raises(ValueError, match=r"it has logs of 2 seeds, and 1 of other\*.json"):
+        readme.filled(text, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["options", "decoding"])
@@ -115,11 +120,19 @@ def test_scores_over_seeds_were_measured_alike(tmp_path: Path, name: str) -> Non
             file.write_text(json.dumps({"bleu": 1.0} | ({name: way} if way else {})))
         readme.check_alike(files)
 
-    check({"beams": 5, "penalty": 1.0}, {"beams": 5}, {"penalty": 1.0}, {})
-    check({}, {"beams": 5}), check({"beams": 5}), check()
-    for ways in ([{"beams": 5}, {"beams": 4}], [{}, {"beams": 5}, {"penalty": 1.0}, {"beams": 4}]):
-        with pytest.raises(ValueError, match=r"\d.json has beams=4, where \d.json has 5"):
+    check(), check({}), check({}, {})
+    check({"beams": 5}, {"beams": 5, "sampled": False}, {"beams": 5, "sampled": None})
+    for ways in ([{"beams": 5}, {"beams": 4}], [{"beams": 5}] * 2 + [{}], [{}, {"beams": 5}]):
+        with pytest.raises(ValueError, match=r"\d.json has beams: (4|None|5), where 0.json has (5|None)"):
             check(*ways)
+    words = [{"bank": {"test": 7}, "bow": {"test": 8}}, {"bank": {"test": 7}}]
+    for file, each in zip((tmp_path / "0.json", tmp_path / "1.json"), words, strict=True):
+        file.write_text(json.dumps({"words": each}))
+    with pytest.raises(ValueError, match=r"1.json has test sentences: {'bank': 7}, where"):
+        readme.check_alike([tmp_path / "0.json", tmp_path / "1.json"])
+    file.write_text("")
+    with pytest.raises(ValueError, match=r"1.json: Expecting value"):
+        readme.check_alike([file])
 
 
 def test_scores_are_of_models_whose_logs_are_there(tmp_path: Path) -> None:
