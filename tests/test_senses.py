@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -290,6 +289,8 @@ def test_data_that_is_none_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text("word\tsense\n")
     with pytest.raises(ValueError, match="no column position, sentence, split"):
         senses.read(tmp_path / "a.tsv")
+    with pytest.raises(ValueError, match="a.tsv: no sentence follows its first line"):
+        senses.read(table(tmp_path / "a.tsv", []))
     folder = coarse_wsd(tmp_path / "bank")
     (folder / "test.gold.txt").write_text("0\n")
     with pytest.raises(ValueError, match="6 sentences in test.data.txt, 1 senses in test.gold.txt"):
@@ -348,12 +349,15 @@ def test_the_command(
     run(str(data), "--read", "masked+shown"), run(str(data))
     assert read == [["masked", "shown"], ["shown"]]
     for wrong in ("shown+hidden", "shown+shown", "masked+", ""):
-        message = f"readings={wrong.split('+')} must be a list of some of shown, masked, context, each once"
-        with pytest.raises(ValueError, match=re.escape(message)):
-            run("no such data", "--read", wrong)
+        with pytest.raises(SystemExit, match="2"):
+            run(str(data), "--read", wrong)
+        said = f"readings={wrong.split('+')} must be a list of some of shown, masked, context, each once, joined by +"
+        assert f"argument --read: {said}" in capsys.readouterr().err
     with pytest.raises(ValueError, match="--last-layers 0"):
         run(str(data), "--last-layers", "0")
-    with pytest.raises(ValueError, match="last_layers=9 must be at most 5, which the model has"):
+    with pytest.raises(ValueError, match="last_layers=0 must be 1 to 5, which the model has"):
+        senses.contextual_vectors(model, tokenizer, [examples().train[0][0]], last_layers=0)
+    with pytest.raises(ValueError, match="last_layers=9 must be 1 to 5, which the model has"):
         run(str(data), "--last-layers", "9")
     with pytest.raises(ValueError, match=r"a.tsv, bank: 1 training and 0 test sentences"):
         run(str(table(data, ["bank\ttrain\ta\t1\tthe bank"])))

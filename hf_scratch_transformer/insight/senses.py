@@ -136,6 +136,8 @@ def _read_table(path: Path) -> dict[str, Examples]:
             examples = words.setdefault(row["word"], Examples([], []))
             position = row["position"] or _only_position(place, row["word"], row["sentence"] or "")
             getattr(examples, row["split"]).append(_example(place, row["sense"], position, row["sentence"] or ""))
+    if not words:
+        raise ValueError(f"{path}: no sentence follows its first line")
     return words
 
 
@@ -167,7 +169,7 @@ def contextual_vectors(
 
     Args:
         model: an encoder or a decoder without head; a long sentence is cut, around the word, to what it can take.
-        last_layers: how many layers are summed, at most as many as the model has.
+        last_layers: how many layers are summed, from 1 to as many as the model has.
         special_tokens: put those of the tokenizer around the sentence. A model trained on windows cut out of running
             text, as ours are, has mostly seen none.
         batch_tokens: padded tokens at a time.
@@ -176,8 +178,8 @@ def contextual_vectors(
             1, so that the cosine of two such is the mean of theirs.
 
     Raises:
-        ValueError: of a word too long for the model, more layers than it has, readings of other names or one twice, or
-            a tokenizer without a mask token.
+        ValueError: of a word too long for the model, no layers or more than it has, readings of other names or one
+            twice, or a tokenizer without a mask token.
     """
     check_readings(readings)
     if "masked" in readings and tokenizer.mask_token_id is None:
@@ -204,8 +206,8 @@ def contextual_vectors(
         check_ids(model, ids)
         outputs = model(**padded(model, ids)[0], output_hidden_states=True)
         layers = outputs.hidden_states[1:]  # the first is the embedding
-        if last_layers > len(layers):
-            raise ValueError(f"last_layers={last_layers} must be at most {len(layers)}, which the model has")
+        if not 1 <= last_layers <= len(layers):
+            raise ValueError(f"last_layers={last_layers} must be 1 to {len(layers)}, which the model has")
         layers = layers[-last_layers:]
         states = torch.stack([layer.float() for layer in layers]).sum(0).cpu()  # (B, T, D)
         for how in vectors:
@@ -264,7 +266,8 @@ def answers(
     Args:
         unit_variance: each dimension, of vectors of length 1, over its standard deviation in the training sentences,
             whatever their senses, so that a few dimensions do not outweigh all others (Timkey & van Schijndel 2021).
-            They subtract the mean, too, which loses in CoarseWSD-20 (benchmarks/ablations).
+            They subtract the mean, too, which loses in CoarseWSD-20 (benchmarks/ablations). One or two sentences of
+            each sense are too few to tell deviations by.
         options: as `contextual_vectors`.
     """
     if not examples.train or not examples.test:
@@ -335,6 +338,7 @@ def add_commands(subparsers: Any) -> None:
     parser.add_argument("--last-layers", type=int, default=LAST_LAYERS, help="how many layers are summed")
     parser.add_argument(
         "--read",
+        type=_readings,
         default=READINGS[0],
         metavar="+".join(READINGS),
         help="some of: the word as it is, where it is masked, the mean of the sentence; side by side (%(default)s)",
@@ -356,6 +360,16 @@ def add_commands(subparsers: Any) -> None:
     parser.set_defaults(run=run)
 
 
+def _readings(text: str) -> list[str]:
+    """Those of `--read`."""
+    names = text.split("+")
+    try:
+        check_readings(names)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}, joined by +") from None
+    return names
+
+
 def open_device(name: str) -> torch.device:
     """The device of a name, `cuda:1` for one. Raises ValueError if there is none here."""
     present = {"cpu": 1}
@@ -371,8 +385,6 @@ def open_device(name: str) -> torch.device:
 def run(arguments: argparse.Namespace) -> None:
     if arguments.last_layers < 1:
         raise ValueError(f"--last-layers {arguments.last_layers} must be at least 1")
-    readings = arguments.read.split("+")
-    check_readings(readings)
     device = open_device(arguments.device)
     words = read(arguments.data)
     # Before they are read, since a training may replace them meanwhile.
@@ -385,7 +397,7 @@ def run(arguments: argparse.Namespace) -> None:
     options = {
         "last_layers": arguments.last_layers,
         "special_tokens": not arguments.no_special_tokens,
-        "readings": readings,
+        "readings": arguments.read,
         "unit_variance": arguments.unit_variance,
     }
     scores, told = {}, []
