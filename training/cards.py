@@ -5,8 +5,9 @@
 A card's folder, as `--model_card` leaves it, holds `recipe.yaml`, `environment.json`, `README.md`, `curves.png` and
 `metrics.jsonl` of a run, and the metrics of its other seeds as `seed-2.jsonl` and so on. Of each score they have a mean
 and a spread, from which follows where a further seed should end: of three, within 4.97 standard deviations, so few tell
-little of how far seeds lie apart, and those of one kind of processor less of another's. What `evaluate` gives of finished
-models, as the senses of words, it does not measure. `--overwrite` lets it begin anew in the folder of an earlier try.
+little of how far seeds lie apart, and those of one kind of processor less of another's. What `evaluate` gives of
+finished models, as the senses of words, it does not measure. `--overwrite` lets it begin anew in the folder of an
+earlier try.
 """
 
 import json
