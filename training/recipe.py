@@ -264,11 +264,9 @@ def default(name: str) -> Any:
         known = getattr(kind, "model_fields", {}).get(section)
         kind = known and known.annotation
     known = getattr(kind, "model_fields", {}).get(field)
-    return (
-        None
-        if known is None or known.is_required()
-        else to_jsonable_python(known.get_default(call_default_factory=True))
-    )
+    if known is None or known.is_required():
+        return None
+    return to_jsonable_python(known.get_default(call_default_factory=True))
 
 
 def changes(old: Any, new: Any, where: str = "") -> Iterator[tuple[str, str]]:
