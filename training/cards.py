@@ -64,7 +64,7 @@ def copy(run: Path, folder: Path) -> None:
     }
     recipe, card = entries["recipe.yaml"], folder / "recipe.yaml"
     before = yaml.safe_load(card.read_text(encoding="utf-8")) if card.exists() else {}
-    is_known = bool(before) and not any(changes(_of_result(before), _of_result(recipe)))
+    is_known = bool(before) and not any(changes(_of_result(before), _of_result(recipe), "recipe"))
     if is_known and before.get("seed") != recipe.get("seed"):
         shutil.copy(run / "metrics.jsonl", folder / f"seed-{recipe.get('seed')}.jsonl")
     else:
@@ -175,7 +175,7 @@ def expected(spread: float, seeds: int) -> float:
 
 
 def _of_result(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    return {"recipe": {name: value for name, value in recipe.items() if name not in OF_A_RUN}}
+    return {name: value for name, value in recipe.items() if name not in OF_A_RUN}
 
 
 def write_spread(folder: Path) -> None:

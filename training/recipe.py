@@ -261,9 +261,10 @@ def default(name: str) -> Any:
     kind: Any = Recipe
     *sections, field = name.split(".")
     for section in sections:
-        known = getattr(kind, "model_fields", {}).get(section)
-        kind = known and known.annotation
-    known = getattr(kind, "model_fields", {}).get(field)
+        kind = getattr(kind.model_fields.get(section), "annotation", None)
+        if not hasattr(kind, "model_fields"):
+            return None
+    known = kind.model_fields.get(field)
     if known is None or known.is_required():
         return None
     return to_jsonable_python(known.get_default(call_default_factory=True))
