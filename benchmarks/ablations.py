@@ -8,7 +8,8 @@ common (a held-out part of the training text as their test: nothing is chosen on
 changes in the recipe, or in that of another idea that it is `after`; `variation` is one of `benchmarks/variations.py`,
 for what no option of a recipe says. `--data.path FOLDER`, `--data.cache` and `--data.workers` hold for all.
 
-The file's record, the same name as `.json`, receives what came of every run; runs that it has are not repeated.
+The file's record, the same name as `.json`, receives what came of every run, and the recipe with what all have in
+common; runs that it has are not repeated, and none is added to those of another recipe.
 Several run at once, with an equal share of the cores each. `python -m benchmarks report` makes tables of the records.
 """
 
@@ -34,6 +35,7 @@ from hf_scratch_transformer.files import write_text
 from training import metrics
 from training.cards import outcome
 from training.folder import cores
+from training.recipe import changes as differences
 from training.recipe import parse, scores
 
 from . import variations
@@ -124,6 +126,8 @@ def main(argv: Sequence[str]) -> None:
         check(ablations, idea, overrides)
     path = arguments.file.with_suffix(".json")
     record = read_record(path, ablations.score)
+    recipe = unchanged(ablations, overrides)
+    check_recipe(record, recipe, path)
     wanted: list[dict[str, Any]] = [
         {"seed": seed, "changes": changes}
         for idea in ideas
@@ -158,6 +162,7 @@ def main(argv: Sequence[str]) -> None:
                 run = runs[done] | result | about
                 try:
                     kept = read_record(path, ablations.score)  # another process may have written since
+                    check_recipe(kept, recipe, path)
                     check_text(kept, run)
                 except ValueError as error:  # or a hand: that is left alone, and nothing of this is lost
                     rescued["runs"].append(run)
@@ -165,7 +170,7 @@ def main(argv: Sequence[str]) -> None:
                     write_text(place, json.dumps(rescued, indent=1) + "\n")
                     failed.append(ValueError(f"{error}; what was run is in {place}"))
                     continue
-                record = kept
+                record = {"recipe": recipe} | kept
                 record["runs"].append(run)
                 write_text(path, json.dumps(record, indent=1) + "\n")
                 bar.set_postfix({ablations.score: f"{result[ablations.score]:.4g}"})
@@ -223,7 +228,7 @@ def read_record(path: Path, score: str) -> dict[str, Any]:
     scored: Any = create_model("Scored", __base__=Run, **{score: (FiniteFloat, ...)})  # type: ignore[call-overload]
     try:
         record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        create_model("Record", runs=(list[scored], ...)).model_validate(record)
+        create_model("Record", runs=(list[scored], ...), recipe=(dict[str, Any], {})).model_validate(record)
     except ValidationError as error:
         wrong = error.errors()[0]
         where = ".".join(map(str, wrong["loc"])) or "all of it"
@@ -231,6 +236,20 @@ def read_record(path: Path, score: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no record of runs; mend or remove it ({error})") from error
     return record
+
+
+def unchanged(ablations: Ablations, overrides: Sequence[str]) -> dict[str, Any]:
+    """What all runs have in common. Raises RecipeError where training refuses it without any idea."""
+    identity = parse([ablations.recipe, *words(ablations.common), *overrides]).identity()
+    del identity["seed"]  # the file has its own
+    return identity | {"variation": ablations.common.get("variation")}
+
+
+def check_recipe(record: Mapping[str, Any], recipe: dict[str, Any], path: Path) -> None:
+    """Raises ValueError where the runs in the record are of another recipe; older records do not say of which."""
+    known = record.get("recipe", recipe)
+    if other := [line for _, line in differences({"recipe": known}, {"recipe": recipe})]:
+        raise ValueError(f"{path} has runs of another recipe ({'; '.join(other[:5])}): keep what it was in `common`")
 
 
 def check_text(record: Mapping[str, Any], run: Mapping[str, Any]) -> None:

@@ -208,6 +208,7 @@ GOOD = json.dumps({"runs": [run({}, 1, 2.0)]})
         ("[]", "all of it: Input should be"),
         ("{}", "runs: Field required"),
         ('{"runs": {}}', "runs: Input should be a valid list"),
+        ('{"runs": [], "recipe": "x"}', "recipe: Input should be a valid dictionary"),
         ('{"runs": ["x"]}', "runs.0: Input should be"),
         ('{"runs": [{"seed": 1}]}', "runs.0.changes: Field required"),
         *((GOOD.replace(f'"{name}"', '"other"'), f"runs.0.{name}: ") for name in ("loss", "flops", "processor")),
@@ -290,6 +291,33 @@ def test_runs_on_another_text_stay_out_of_the_record(tmp_path, here, capsys):
     (tmp_path / "corpus").rename(tmp_path / "elsewhere")
     assert main([*common, "2", "--data.path", str(tmp_path / "elsewhere")]) == 0, "the same text in another place"
     assert len(json.loads(file.with_suffix(".json").read_text())["runs"]) == 2
+
+
+def test_runs_of_another_recipe_stay_out_of_the_record(tmp_path, monkeypatch, capsys):
+    """A recipe that has moved on since: what is run then would stand in the table beside what it was before."""
+    monkeypatch.setattr(ablations, "trained", lambda _, changes, seed, *rest: run(changes, seed, 2.0))
+    file, common = written(tmp_path), ["ablations", str(tmp_path / "ideas.yaml"), "--only", "as it is", "--seeds"]
+    assert main([*common, "1"]) == 0
+    record = file.with_suffix(".json")
+    kept = record.read_text()
+    recipe = tmp_path / "recipe.yaml"
+    was = yaml.safe_load(recipe.read_text())
+    recipe.write_text(yaml.safe_dump(was | {"seed": 7, "log_every": 3, "output_dir": "x"}))
+    tree = yaml.safe_load(file.read_text())
+    file.write_text(yaml.safe_dump(tree | {"common": {"log_every": was.get("log_every", 10)}}))
+    assert main([*common, "1"]) == 0, "it is as it was where that is kept in common"
+    for changed, said in (
+        ({"common": {"log_every": 4}}, "log_every was "),
+        ({"common": {"log_every": was.get("log_every", 10), "variation": "short_first"}}, "variation was None, now "),
+    ):
+        file.write_text(yaml.safe_dump(tree | changed))
+        assert main([*common, "2"]) == 2
+        assert f"ideas.json has runs of another recipe ({said}" in capsys.readouterr().err
+        assert record.read_text() == kept
+    older = {"runs": json.loads(kept)["runs"]}
+    record.write_text(json.dumps(older))
+    assert main([*common, "2"]) == 0, "what has no recipe yet gets it with its next run"
+    assert json.loads(record.read_text())["recipe"]["variation"] == "short_first"
 
 
 def test_ideas_about_the_tokenizer_have_tokens_of_their_own(tmp_path, here):
