@@ -9,12 +9,13 @@ changes in the recipe, or in that of another idea that it is `after`; `variation
 for what no option of a recipe says. `--data.path FOLDER`, `--data.cache` and `--data.workers` hold for all.
 
 The file's record, the same name as `.json`, receives what came of every run, and the recipe with what all have in
-common; runs that it has are not repeated, and none is added to those of another recipe.
+common and the labelled sentences; runs that it has are not repeated, and none is added to those of another recipe.
 Several run at once, with an equal share of the cores each. `python -m benchmarks report` makes tables of the records.
 """
 
 import argparse
 import contextlib
+import hashlib
 import json
 import os
 import statistics
@@ -23,7 +24,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import psutil
 import torch
@@ -32,6 +33,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError,
 from tqdm import tqdm
 
 from hf_scratch_transformer.files import write_text
+from hf_scratch_transformer.insight import senses
 from training import metrics
 from training.cards import outcome
 from training.folder import cores
@@ -44,9 +46,14 @@ from .luggage import environment_of
 from .preparation import ran
 
 FOLDER = "benchmarks/ablations"
+OF_A_RUN = ("seed", "output_dir", "resume", "overwrite")  # each run's own
 OF_A_MACHINE = ("data.path", "data.cache", "data.workers")  # which are no part of what is measured
 UNLIKE = 1.25  # times the FLOPs of what an idea is beside, from which on the table says so
 HEAD = ["idea", "changes", "score", "gain", "FLOPs", "parameters", ""]
+
+
+# Of a cell in a table.
+Title = Annotated[str, Field(pattern=r"^[^|\n]*$")]
 
 
 class Run(BaseModel):
@@ -66,10 +73,10 @@ class Idea(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str
+    name: Title
     after: str = ""  # another idea; by default the recipe itself
     changes: dict[str, Any] = {}
-    source: str = ""  # where it comes from
+    source: Title = ""  # where it comes from
 
 
 class Ablations(BaseModel):
@@ -79,11 +86,11 @@ class Ablations(BaseModel):
 
     recipe: str
     score: str  # of the test of each run
-    times: float = 1.0  # in the table: ln 2 for nats of bits
+    times: FiniteFloat = Field(1.0, gt=0)  # in the table: ln 2 for nats of bits
     is_rising: bool = False  # more of it is better
-    seeds: list[int]
+    seeds: list[Annotated[int, Field(ge=0, lt=2**32)]]
     common: dict[str, Any] = {}
-    ideas: list[Idea]
+    ideas: list[Idea] = Field(min_length=1)
 
     def idea(self, name: str) -> Idea:
         """Raises ValueError where there is none of this name."""
@@ -126,7 +133,7 @@ def main(argv: Sequence[str]) -> None:
         check(ablations, idea, overrides)
     path = arguments.file.with_suffix(".json")
     record = read_record(path, ablations.score)
-    recipe = unchanged(ablations, overrides)
+    recipe = unchanged(ablations, overrides, arguments.senses)
     check_recipe(record, recipe, path)
     wanted: list[dict[str, Any]] = [
         {"seed": seed, "changes": changes}
@@ -191,14 +198,18 @@ def read(path: Path) -> Ablations:
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
         ablations = Ablations.model_validate(tree)
-    except (yaml.YAMLError, ValidationError) as error:
-        raise ValueError(f"{path}: {error}") from error
+    except ValidationError as error:
+        raise ValueError(f"{path}: {first_of(error)}") from error
+    except (yaml.YAMLError, UnicodeError) as error:
+        raise ValueError(f"{path} is no YAML: {error}") from error
     names = [idea.name for idea in ablations.ideas]
-    if len(ablations.seeds) < 2:
-        raise ValueError(f"{path}: seeds: {ablations.seeds} have no spread; give two or more")
+    if len({*ablations.seeds}) < max(2, len(ablations.seeds)):
+        raise ValueError(f"{path}: seeds: {ablations.seeds} have no spread; give two or more, each once")
     for changes in (ablations.common, *(idea.changes for idea in ablations.ideas)):
         if "variation" in changes:
             variations.check(changes["variation"])
+        if own := [name for name in OF_A_RUN if name in changes]:
+            raise ValueError(f"{path}: {own[0]}: {changes[own[0]]!r} is each run's own; seeds are those of `seeds`")
     for place, idea in enumerate(ablations.ideas):
         if idea.name in names[:place] or (idea.after and idea.after not in names[:place]):
             raise ValueError(f"{path}: {idea.name!r} must be new, and come after {idea.after!r}")
@@ -230,23 +241,42 @@ def read_record(path: Path, score: str) -> dict[str, Any]:
         record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         create_model("Record", runs=(list[scored], ...), recipe=(dict[str, Any], {})).model_validate(record)
     except ValidationError as error:
-        wrong = error.errors()[0]
-        where = ".".join(map(str, wrong["loc"])) or "all of it"
-        raise ValueError(f"{path} is no record of runs; mend or remove it ({where}: {wrong['msg']})") from error
+        raise ValueError(f"{path} is no record of runs; mend or remove it ({first_of(error)})") from error
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no record of runs; mend or remove it ({error})") from error
     return record
 
 
-def unchanged(ablations: Ablations, overrides: Sequence[str]) -> dict[str, Any]:
-    """What all runs have in common. Raises RecipeError where training refuses it without any idea."""
-    identity = parse([ablations.recipe, *words(ablations.common), *overrides]).identity()
-    del identity["seed"]  # the file has its own
-    return identity | {"variation": ablations.common.get("variation")}
+def first_of(error: ValidationError) -> str:
+    """What is wrong, and where."""
+    wrong = error.errors()[0]
+    return f"{'.'.join(map(str, wrong['loc'])) or 'all of it'}: {wrong['msg']}"
+
+
+def unchanged(ablations: Ablations, overrides: Sequence[str], labelled: str | None = None) -> dict[str, Any]:
+    """What all runs have in common, the test and the labelled sentences, too.
+
+    Raises ValueError where training refuses it without any idea, or there are no such sentences.
+    """
+    recipe = parse([ablations.recipe, *words(ablations.common), *overrides])
+    common = recipe.identity() | {"variation": ablations.common.get("variation"), "senses": digest(labelled)}
+    del common["seed"]  # the file has its own
+    data = common["data"] | recipe.data.model_dump(mode="json", include={"splits": True})  # of which identity has none
+    return common | {"data": data, "parts": [source.split for source in recipe.data.sources]}
+
+
+def digest(labelled: str | None) -> str | None:
+    """SHA-256 of the labelled sentences of training in a folder. Raises ValueError where there are none."""
+    if labelled is None:
+        return None
+    training = {word: examples.train for word, examples in senses.read(labelled).items()}
+    return hashlib.sha256(repr(sorted(training.items())).encode()).hexdigest()
 
 
 def check_recipe(record: Mapping[str, Any], recipe: dict[str, Any], path: Path) -> None:
-    """Raises ValueError where the runs in the record are of another recipe; older records do not say of which."""
+    """Raises ValueError where the runs in the record are of another recipe, or of one that it does not say."""
+    if record["runs"] and "recipe" not in record:
+        raise ValueError(f"{path} has runs, and no recipe that they are of; move it away")
     known = record.get("recipe", recipe)
     if other := [line for _, line in differences({"recipe": known}, {"recipe": recipe})]:
         raise ValueError(f"{path} has runs of another recipe ({'; '.join(other[:5])}): keep what it was in `common`")
@@ -325,13 +355,14 @@ def table(ablations: Ablations, record: dict[str, Any]) -> Iterator[list[str]]:
             continue
         known = runs_of(ablations.changes(ablations.idea(idea.after)) if idea.after else {})
         mean, spread = spread_of(done, ablations.score, ablations.times)
-        gain, verdict = "", f"{len(done)} of {len(ablations.seeds)} seeds"
+        fewer, of = (done, "") if len(done) < len(ablations.seeds) else (known, " of what it is beside")
+        gain, verdict = "", f"{len(fewer)} of {len(ablations.seeds)} seeds{of}"
         if len(done) == len(known) == len(ablations.seeds):
             old, old_spread = spread_of(known, ablations.score, ablations.times)
             gained = (mean - old) * (1 if ablations.is_rising else -1)
             within = max(spread, old_spread)
             verdict = "gains" if gained > within else "loses" if gained < -within else "no gain"
-            gain, verdict = (f"{gained:+.4f}", verdict) if idea.changes else ("", "")
+            gain, verdict = (f"{gained:+z.4f}", verdict) if idea.changes else ("", "")
             if not 1 / UNLIKE < (ratio := spread_of(done, "flops")[0] / spread_of(known, "flops")[0]) < UNLIKE:
                 verdict += f", at {ratio:.2g} times the FLOPs"
             if {run["processor"] for run in known} != {run["processor"] for run in done}:

@@ -136,6 +136,12 @@ def test_reports_have_the_table(tmp_path):
         ({"ideas": [{"name": "a", "after": "b"}]}, "come after 'b'"),
         ({"seeds": [1]}, "have no spread"),
         ({"ideas": [{"name": "a", "change": {}}]}, "change"),
+        ({"seeds": [1, 1]}, "have no spread"),
+        ({"seeds": [-1, 2]}, "seeds.0: Input should be greater than or equal to 0"),
+        ({"times": float("nan")}, "times: Input should be a finite number"),
+        ({"ideas": []}, "ideas: List should have at least 1 item"),
+        ({"ideas": [{"name": "a|b"}]}, "ideas.0.name: String should match"),
+        ({"ideas": [{"name": "a", "changes": {"seed": 5}}]}, "seed: 5 is each run's own"),
     ],
 )
 def test_what_says_nothing_is_refused(tmp_path, capsys, fields, said):
@@ -309,15 +315,33 @@ def test_runs_of_another_recipe_stay_out_of_the_record(tmp_path, monkeypatch, ca
     for changed, said in (
         ({"common": {"log_every": 4}}, "log_every was "),
         ({"common": {"log_every": was.get("log_every", 10), "variation": "short_first"}}, "variation was None, now "),
+        ({"common": {"log_every": was.get("log_every", 10), "data.splits.test": "train"}}, "data.splits.test was ['te"),
     ):
         file.write_text(yaml.safe_dump(tree | changed))
         assert main([*common, "2"]) == 2
         assert f"ideas.json has runs of another recipe ({said}" in capsys.readouterr().err
         assert record.read_text() == kept
-    older = {"runs": json.loads(kept)["runs"]}
-    record.write_text(json.dumps(older))
-    assert main([*common, "2"]) == 0, "what has no recipe yet gets it with its next run"
-    assert json.loads(record.read_text())["recipe"]["variation"] == "short_first"
+    file.write_text(yaml.safe_dump(tree))
+    record.write_text(json.dumps({"runs": json.loads(kept)["runs"]}))
+    assert main([*common, "2"]) == 2, "nor does what does not say which recipe it is of gain any"
+    assert "ideas.json has runs, and no recipe that they are of" in capsys.readouterr().err
+
+
+def test_runs_told_by_other_sentences_stay_out_of_the_record(tmp_path, monkeypatch, capsys):
+    tiny_runs.write_recipe(tmp_path, "masked_lm")
+    told = {"macro_f1": 50.0}
+    monkeypatch.setattr(ablations, "trained", lambda _, changes, seed, *rest: run(changes, seed, 2.0) | told)
+    file = written(tmp_path, score="macro_f1")
+    tiny_runs.write_recipe(tmp_path, "masked_lm")  # in place of the other
+    common = ["ablations", str(file), "--only", "as it is", "--senses", str(tmp_path / "senses.tsv"), "--seeds"]
+    assert main([*common, "1"]) == 2, "before an hour of training"
+    assert "senses.tsv is no tab-separated file" in capsys.readouterr().err
+    rows = [f"one\t{split}\t{sense}\t\t{sense} one" for sense in ("two", "three") for split in ("train", "test")]
+    (tmp_path / "senses.tsv").write_text("\n".join(["word\tsplit\tsense\tposition\tsentence", *rows]))
+    assert main([*common, "1"]) == 0
+    (tmp_path / "senses.tsv").write_text("\n".join(["word\tsplit\tsense\tposition\tsentence", *rows, rows[0]]))
+    assert main([*common, "2"]) == 2
+    assert "ideas.json has runs of another recipe (senses is another)" in capsys.readouterr().err
 
 
 def test_ideas_about_the_tokenizer_have_tokens_of_their_own(tmp_path, here):
