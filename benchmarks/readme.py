@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import BaseModel, ConfigDict, FiniteFloat, TypeAdapter, ValidationError
 
 from hf_scratch_transformer.files import reading, write_text
 from training import metrics
@@ -52,6 +53,43 @@ ABLATIONS = re.compile(r"(<!-- ablations: (\w+) -->\n)(?:.*?)(<!-- end -->)", re
 SCALE = re.compile(r"(<!-- scale: (measured|gpus) (\w+) -->\n)(?:.*?)(<!-- end -->)", re.DOTALL)
 # Kind and family -> a peer that has a row of its own: the best encoder is not the one that most people take.
 ALSO = {("train", "encoder"): "distilbert"}
+
+
+class Task(BaseModel):
+    """A row of the table of tasks, as `model_cards/tasks.yaml` has it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    card: str
+    task: str
+    score: str
+    budget: FiniteFloat  # FLOPs
+    command: str
+    first: str = "-"  # what version 0.1 reached
+    aim: str = "-"
+    published: str = "-"
+    measured: str = ""
+    times: FiniteFloat = 1.0
+
+
+class Word(BaseModel):
+    """What `evaluate --json` must say of a word."""
+
+    model_config = ConfigDict(strict=True)
+
+    test: int
+
+
+class Printed(BaseModel):
+    """What may be asked of what `evaluate --json` says; scores stand in `mean`, or else beside these."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    words: dict[str, Word] = {}
+    mean: dict[str, FiniteFloat] = {}
+    options: dict[str, Any] = {}
+    decoding: dict[str, Any] = {}
+    weights: dict[str, str] = {}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -93,8 +131,7 @@ def filled(text: str, root: Path) -> str:
         return match[1] + markdown(head, rows) + match[4]
 
     def trained(match: re.Match[str]) -> str:
-        tasks = yaml.safe_load((root / "model_cards" / "tasks.yaml").read_text(encoding="utf-8"))
-        return match[1] + markdown(TASK_HEAD, [task_row(root, **task) for task in tasks]) + match[2]
+        return match[1] + markdown(TASK_HEAD, [task_row(root, task) for task in read_tasks(root)]) + match[2]
 
     def spread(match: re.Match[str]) -> str:
         record = read(root, f"{match[3]}/scale.json")
@@ -148,33 +185,33 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 TASK_HEAD = ["task", "budget, FLOPs", "version 0.1", "aim", "now", "FLOPs", "parameters", "best published", "command"]
 
 
-def task_row(
-    root: Path,
-    card: str,
-    task: str,
-    score: str,
-    budget: float,
-    command: str,
-    first: str = "-",
-    aim: str = "-",
-    published: str = "-",
-    measured: str = "",
-    times: float = 1.0,
-) -> list[str]:
-    """A task: what came of its card, so many `times`, and what its first seed took, as far as it was counted."""
-    folder = root / "model_cards" / card
-    rest = [published, f"`{command}`"]
+def read_tasks(root: Path) -> list[Task]:
+    """Raises ValueError where the file is damaged, or says what no task has."""
+    path = root / "model_cards" / "tasks.yaml"
+    with reading(path):
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    try:
+        return TypeAdapter(list[Task]).validate_python(tree)
+    except ValidationError as error:
+        raise ValueError(f"README.md: {path}: {ablations.first_of(error)}") from error
+
+
+def task_row(root: Path, task: Task) -> list[str]:
+    """What came of its card, so many `times`, and what its first seed took, as far as it was counted."""
+    folder = root / "model_cards" / task.card
+    budget = f"{task.budget:.2e}"
+    rest = [task.published, f"`{task.command}`"]
     if not folder.exists():
-        return [task, f"{float(budget):.2e}", first, aim, "not run", "-", "-", *rest]
+        return [task.task, budget, task.first, task.aim, "not run", "-", "-", *rest]
     lines = {line["event"]: line for line in metrics.read(folder / "metrics.jsonl")}
     flops, parameters = (lines.get("finished", {}).get(name) for name in ("flops", "parameters"))
-    found = over_seeds(folder, score, measured, times)
+    found = over_seeds(folder, task.score, task.measured, task.times)
     return [
-        f"[{task}](model_cards/{card}/README.md)",
-        f"{float(budget):.2e}",
-        first,
-        aim,
-        f"[{found}](model_cards/{card}/{measured}.json)" if measured else found,
+        f"[{task.task}](model_cards/{task.card}/README.md)",
+        budget,
+        task.first,
+        task.aim,
+        f"[{found}](model_cards/{task.card}/{task.measured}.json)" if task.measured else found,
         f"{flops:.2e}" if flops else "-",
         f"{parameters:,}" if parameters else "-",
         *rest,
@@ -184,18 +221,25 @@ def task_row(
 def scored(file: Path, score: str) -> float:
     """A score of the test, or else of the last evaluation, by the log of a run, or a mean over words or such as
     `evaluate --json` gives it. Raises ValueError where there is none."""
-    found = printed(file) if file.suffix == ".json" else outcome(file)
-    value = found.get("mean", found).get(score)
-    if value is None:
-        raise ValueError(f"README.md: {file} has no {score}")
-    return float(value)
+    if file.suffix == ".json":
+        told = printed(file)
+        found = told.mean or told.model_extra or {}
+    else:
+        found = outcome(file)
+    value = found.get(score)
+    if not isinstance(value, float) or not math.isfinite(value):
+        raise ValueError(f"README.md: {file} has no {score}" + (f": {value!r}" if score in found else ""))
+    return value
 
 
-def printed(file: Path) -> dict[str, Any]:
-    """What `evaluate --json` said. Raises ValueError where the file is damaged."""
+def printed(file: Path) -> Printed:
+    """What `evaluate --json` said. Raises ValueError where the file is damaged, or says no such thing."""
     with reading(file):
-        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return found
+        tree = json.loads(file.read_text(encoding="utf-8"))
+    try:
+        return Printed.model_validate(tree)
+    except ValidationError as error:
+        raise ValueError(f"README.md: {file}: {ablations.first_of(error)}") from error
 
 
 def over_seeds(card: Path, score: str, measured: str = "", times: float = 1.0) -> str:
@@ -224,8 +268,8 @@ def check_alike(files: list[Path]) -> None:
     ways: list[dict[str, Any]] = []
     for file in files:
         told = printed(file)
-        sentences = {word: each["test"] for word, each in told.get("words", {}).items()}
-        ways.append({**(told.get("options") or told.get("decoding") or {}), "test sentences": sentences})
+        sentences = {word: each.test for word, each in told.words.items()}
+        ways.append({**(told.options or told.decoding), "test sentences": sentences})
         for name in sorted(ways[0].keys() | ways[-1].keys()):
             expected, given = (way.get(name) or None for way in (ways[0], ways[-1]))
             if given != expected:
@@ -235,12 +279,15 @@ def check_alike(files: list[Path]) -> None:
 def check_models(files: list[Path], runs: list[Path]) -> None:
     """Whether scores are of the models of these logs, each of another; older ones of both do not say of which weights.
 
-    Raises ValueError where they cannot be.
+    Raises ValueError where they cannot be, or a run has not finished.
     """
-    known = [line["weights"] for log in runs for line in metrics.read(log) if "weights" in line]
+    lines = {log: {line["event"]: line for line in metrics.read(log)} for log in runs}
+    if unfinished := [log for log, events in lines.items() if "finished" not in events]:
+        raise ValueError(f"README.md: {unfinished[0]}: a run that has not finished")
+    known = [events["finished"]["weights"] for events in lines.values() if "weights" in events["finished"]]
     silent = len(runs) - len(known)
     for file in files:
-        weights = printed(file).get("weights")
+        weights = printed(file).weights
         if weights in known:
             known.remove(weights)
         elif silent:

@@ -105,7 +105,8 @@ def test_a_recipe_is_held_to_its_card(trained, card, tmp_path, capsys):
     assert "seed 6" in told.out and "card, 3 seeds" in told.out and "the same" in told.out
     # A seed of the card itself is where the card is.
     assert verify(card, trained, tmp_path / "third", "--seed=5") == 0
-    assert capsys.readouterr().err.count("not as the card says") == 0
+    told = capsys.readouterr()
+    assert f"{card}: as the card says, of loss, " in told.out.replace("\n", " ") and "not as the card" not in told.err
 
 
 @pytest.mark.parametrize("wrong", ["loss", "flops", "corpus"])
@@ -119,6 +120,21 @@ def test_what_is_not_as_the_card_says_is_named(wrong, trained, card, tmp_path, c
         file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     assert verify(card, trained, tmp_path, "--seed=3") == 1
     assert f"{card}: not as the card says: {wrong}" in capsys.readouterr().err
+
+
+def test_a_copy_is_no_further_seed(trained, card, tmp_path, capsys):
+    """Of the same numbers twice there is no spread, and every honest seed would be outside."""
+    (card / "seed-5.jsonl").write_bytes((card / "seed-4.jsonl").read_bytes())
+    assert verify(card, trained, tmp_path) == 2
+    error = capsys.readouterr().err
+    assert "metrics of two of its seeds are the same" in error and not (tmp_path / "again").exists()
+
+
+def test_a_score_that_the_card_does_not_have_is_unknown(trained, card, tmp_path, capsys):
+    for log in cards.logs(card):
+        rewrite(log, lambda line: line.pop("perplexity", None))
+    assert verify(card, trained, tmp_path, "--seed=3") == 0
+    assert re.search(r"perplexity.* - .*unknown", capsys.readouterr().out)
 
 
 def test_any_score_of_a_task_is_judged(monkeypatch, trained, card, tmp_path, capsys):
@@ -152,6 +168,8 @@ def test_a_card_without_a_hash_says_so(trained, card, tmp_path, capsys):
             '{"event": "test", "step": 6, "loss": 1.0}\n{"event": "finished", "step": 6, "flops": "many"}\n',
             "flops: 'many'",
         ),
+        ('{"event": ["test"], "step": 6}\n', "event=['test'] must be a name"),
+        ("[" * 100_000 + "\n", "line 1: not JSON"),
         (None, "its seeds were trained on different corpora"),
     ],
 )

@@ -1,7 +1,9 @@
 """Senses: what is read, the vectors, the score, the command."""
 
 import argparse
+import copy
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -143,6 +145,15 @@ def test_a_sentence_is_read_once_for_the_word_and_its_context(model, tokenizer, 
         senses.contextual_vectors(model, tokenizer, [occurrence("the bank was wet")], readings=readings)
         assert len(read) == times
         read.clear()
+
+
+def test_vectors_that_are_none_are_refused(model, tokenizer) -> None:
+    """Which would be as near to every sense: a score of chance, as if it were one."""
+    broken = copy.deepcopy(model)
+    with torch.no_grad():
+        next(broken.parameters()).fill_(math.nan)
+    with pytest.raises(ValueError, match="a vector is not finite"):
+        senses.contextual_vectors(broken, tokenizer, [occurrence("the bank")])
 
 
 @pytest.mark.parametrize("readings", ["masked", ["mask"], [], ["shown", "hidden"], ["shown", "shown"]])
@@ -289,6 +300,10 @@ def test_data_that_is_none_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text("word\tsense\n")
     with pytest.raises(ValueError, match="no column position, sentence, split"):
         senses.read(tmp_path / "a.tsv")
+    for damage, said in ((b"\xff\xfe", "can't decode"), (b"word\t" + b"x" * 200_000 + b"\n", "field larger than")):
+        (tmp_path / "a.tsv").write_bytes(damage)
+        with pytest.raises(ValueError, match=f"a.tsv: .*{said}"):
+            senses.read(tmp_path / "a.tsv")
     with pytest.raises(ValueError, match="a.tsv: no sentence follows its first line"):
         senses.read(table(tmp_path / "a.tsv", []))
     folder = coarse_wsd(tmp_path / "bank")

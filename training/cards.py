@@ -17,6 +17,7 @@ import re
 import shutil
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +85,8 @@ def verify(words: Sequence[str], train: Callable[[Recipe, Path], None]) -> list[
         What is not as the card says, of `JUDGED`, the score that the recipe chooses weights by among them.
 
     Raises:
-        RecipeError: there is no card with a spread, its seeds are of different corpora, or its recipe or data cannot
-            be used.
+        RecipeError: there is no card with a spread, one of its seeds is there twice, they are of different corpora, or
+            its recipe or data cannot be used.
     """
     if not words or words[0].startswith("-"):
         raise RecipeError("verify: name the folder of a model card, which holds recipe.yaml and metrics.jsonl")
@@ -99,6 +100,8 @@ def verify(words: Sequence[str], train: Callable[[Recipe, Path], None]) -> list[
             f"{folder} has metrics of {len(before)} run(s), which have no spread: train its recipe from other seeds "
             f"with --model_card {folder}"
         )
+    if len({file.read_bytes() for file in logs(folder)}) < len(before):
+        raise RecipeError(f"{folder}: the metrics of two of its seeds are the same: one is a copy, and has no spread")
     if wrong := [name for each in before for name, v in each.items() if isinstance(v, float) and not math.isfinite(v)]:
         raise RecipeError(f"{folder}: {wrong[0]} of one of its seeds is not finite: that run has diverged")
     if len({each["corpus"] for each in before if "corpus" in each}) > 1:
@@ -107,8 +110,9 @@ def verify(words: Sequence[str], train: Callable[[Recipe, Path], None]) -> list[
     tree |= {"output_dir": f"runs/verify_{folder.resolve().name}", "model_card": None, "push_to_hub": None}
     recipe = resolved(str(source), tree, words[1:], problems)
     if not any(word.partition("=")[0] == "--seed" for word in words):
-        known = [int(digits) for file in folder.glob(SEEDS) for digits in re.findall(r"-(\d+)", file.name)]
-        recipe = recipe.model_copy(update={"seed": 1 + max(recipe.seed, *known)})
+        taken = {file.name for file in folder.glob(SEEDS)}
+        seed = next(n for n in count(recipe.seed + 1) if f"seed-{n}.jsonl" not in taken)
+        recipe = recipe.model_copy(update={"seed": seed})
     train(recipe, source)
     after = outcome(Path(recipe.output_dir) / "metrics.jsonl")
     rows = list(compared(before, after))
@@ -117,7 +121,11 @@ def verify(words: Sequence[str], train: Callable[[Recipe, Path], None]) -> list[
         table.add_row(*row)
     Console().print(table)
     judged = {recipe.evaluation.best_metric, *JUDGED}
-    return [name for name, *_, verdict in rows if name in judged and verdict in ("outside", "another")]
+    wrong = [name for name, *_, verdict in rows if name in judged and verdict in ("outside", "another")]
+    if not wrong:
+        known = ", ".join(name for name, *_, verdict in rows if name in judged and not verdict)
+        print(f"{folder}: as the card says, of {known}")
+    return wrong
 
 
 def logs(folder: Path) -> list[Path]:
@@ -161,7 +169,9 @@ def compared(before: Sequence[Mapping[str, Any]], after: Mapping[str, Any]) -> I
         if name == "corpus":
             verdict = "unknown" if not known else "" if value in known else "another"
             yield name, known[0][:8] if known else "-", "the same", value[:8], verdict
-        elif len(known) > 1:
+        elif len(known) < 2:
+            yield name, "-", "-", f"{value:.4g}", "unknown"
+        else:
             mean, spread = statistics.mean(known), statistics.stdev(known)
             reach = FLOPS * mean if name == "flops" else expected(spread, len(known))
             is_inside = math.isclose(value, mean, rel_tol=1e-9) or abs(value - mean) <= reach

@@ -26,11 +26,13 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, start=1):
         try:
             record = json.loads(line) if line else None
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, RecursionError) as error:
             raise ValueError(f"{path}, line {number}: not JSON ({error})") from error
         if record is not None:
             if not isinstance(record, dict) or not {"event", "step"} <= record.keys():
                 raise ValueError(f"{path}, line {number}: a record needs 'event' and 'step', found {line:.80}")
+            if not isinstance(record["event"], str):
+                raise ValueError(f"{path}, line {number}: event={record['event']!r} must be a name")
             for name in {"step", "loss", *RISING} & record.keys():
                 if type(record[name]) not in (int, float):
                     raise ValueError(f"{path}, line {number}: {name}={record[name]!r} must be a number")

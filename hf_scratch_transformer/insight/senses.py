@@ -123,19 +123,20 @@ def _read_folder(folder: Path, split: str) -> list[tuple[Occurrence, str]]:
 
 def _read_table(path: Path) -> dict[str, Examples]:
     words: dict[str, Examples] = {}
-    with path.open(encoding="utf-8", newline="") as file:
+    with reading(path), path.open(encoding="utf-8", newline="") as file:
         rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
-        if missing := set(COLUMNS) - set(rows.fieldnames or ()):
-            raise ValueError(
-                f"{path}: no column {', '.join(sorted(missing))}; the first line must name {', '.join(COLUMNS)}"
-            )
-        for row in rows:
-            place = f"{path}, line {rows.line_num}"
-            if row["split"] not in ("train", "test"):
-                raise ValueError(f"{place}: split={row['split']!r} must be train or test")
-            examples = words.setdefault(row["word"], Examples([], []))
-            position = row["position"] or _only_position(place, row["word"], row["sentence"] or "")
-            getattr(examples, row["split"]).append(_example(place, row["sense"], position, row["sentence"] or ""))
+        columns, lines = rows.fieldnames or (), [(rows.line_num, row) for row in rows]
+    if missing := set(COLUMNS) - set(columns):
+        raise ValueError(
+            f"{path}: no column {', '.join(sorted(missing))}; the first line must name {', '.join(COLUMNS)}"
+        )
+    for number, row in lines:
+        place = f"{path}, line {number}"
+        if row["split"] not in ("train", "test"):
+            raise ValueError(f"{place}: split={row['split']!r} must be train or test")
+        examples = words.setdefault(row["word"], Examples([], []))
+        position = row["position"] or _only_position(place, row["word"], row["sentence"] or "")
+        getattr(examples, row["split"]).append(_example(place, row["sense"], position, row["sentence"] or ""))
     if not words:
         raise ValueError(f"{path}: no sentence follows its first line")
     return words
@@ -179,7 +180,7 @@ def contextual_vectors(
 
     Raises:
         ValueError: of a word too long for the model, no layers or more than it has, readings of other names or one
-            twice, or a tokenizer without a mask token.
+            twice, a tokenizer without a mask token, or a vector that is not finite.
     """
     check_readings(readings)
     if "masked" in readings and tokenizer.mask_token_id is None:
@@ -215,6 +216,8 @@ def contextual_vectors(
                 for place, row in enumerate(rows):
                     vectors[how][row] = states[place, averaged[how][row]].mean(0)
     found = [torch.stack(each) for each in vectors.values()]
+    if not all(each.isfinite().all() for each in found):
+        raise ValueError("a vector is not finite: the weights of the model are not, or its numbers do not hold them")
     return found[0] if len(found) == 1 else torch.cat([F.normalize(each, dim=-1) for each in found], dim=-1)
 
 

@@ -1,6 +1,7 @@
 """Reports: the README says what the records say."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -173,16 +174,58 @@ def test_a_task_has_its_budget_what_came_of_it_and_what_that_took(tmp_path: Path
     assert {one, "| senses | 1.00e+15 | - | - | not run | - | - | 90 | `make` |"} <= {*text.splitlines()}
     assert readme.filled(text, tmp_path) == text
     (card.parent / "other").mkdir()
-    (card.parent / "other" / "metrics.jsonl").write_text("")
+    done = json.dumps({"event": "finished", "step": 1})
+    (card.parent / "other" / "metrics.jsonl").write_text(done + "\n")
     with pytest.raises(ValueError, match="there is no .*other.senses"):
         readme.filled(empty, tmp_path)
-    (card.parent / "other" / "seed-2.jsonl").write_text("")
+    (card.parent / "other" / "seed-2.jsonl").write_text(done + "\n")
     for name, score in (("senses.json", 80.0), ("senses-2.json", 82.0)):
         (card.parent / "other" / name).write_text(json.dumps({"mean": {"macro_f1": score}}))
     assert "| [81.0 ± 1.4 over 2 seeds](model_cards/other/senses.json) | - |" in readme.filled(empty, tmp_path)
+    (card.parent / "other" / "seed-2.jsonl").write_text("")
+    with pytest.raises(ValueError, match="seed-2.jsonl: a run that has not finished"):
+        readme.filled(empty, tmp_path)
     (card / "metrics.jsonl").write_text(json.dumps(finished) + "\n")
     with pytest.raises(ValueError, match="metrics.jsonl: a run that has not been measured"):
         readme.filled(empty, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "Input should be a valid list"),
+        ("- x", "0: Input should be"),
+        ("- {card: it", "tasks.yaml: ParserError"),
+        ("- {card: it, task: t, score: bleu, budget: many, command: make}", "0.budget: Input should be"),
+        ("- {card: it, task: t, budget: 1, command: make}", "0.score: Field required"),
+        ("- {card: it, task: t, score: bleu, budget: 1, command: make, goal: 7}", "0.goal: Extra inputs"),
+    ],
+)
+def test_what_is_no_list_of_tasks_is_said(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "model_cards").mkdir()
+    (tmp_path / "model_cards/tasks.yaml").write_text(text)
+    with pytest.raises(ValueError, match=f"tasks.yaml: (all of it: )?.*{re.escape(said.removeprefix('tasks.yaml: '))}"):
+        readme.filled("<!-- tasks -->\n<!-- end -->", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[]", "all of it: Input should be a valid dictionary"),
+        ('{"mean": []}', "mean: Input should be a valid dictionary"),
+        ('{"mean": {"bleu": NaN}}', "mean.bleu: Input should be a finite number"),
+        ('{"mean": {"bleu": "86.1"}}', "mean.bleu: Input should be a valid number"),
+        ('{"words": {"bank": 3}, "bleu": 1.0}', "words.bank: Input should be"),
+        ('{"options": [], "bleu": 1.0}', "options: Input should be a valid dictionary"),
+        ('{"bleu": "86.1"}', "has no bleu: '86.1'"),
+        ('{"bleu": Infinity}', "has no bleu: inf"),
+    ],
+)
+def test_what_is_no_score_is_said(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "senses.json"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=re.escape(said)):
+        readme.scored(file, "bleu")
 
 
 def test_what_was_not_run_on_a_gpu_is_said(tmp_path: Path) -> None:
