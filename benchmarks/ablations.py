@@ -145,7 +145,8 @@ def main(argv: Sequence[str]) -> None:
     device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     machine = metrics.public(environment_of(device, "benchmarks"))
     processor = machine["processor"] if device.type == "cpu" else machine["device"]
-    about = {"commit": machine["commit"], "processor": processor, "torch": torch.__version__}
+    about = {name: machine[name] for name in ("commit", "instructions")}
+    about |= {"processor": processor, "torch": torch.__version__}
     threads = max(1, cores() // arguments.processes)
     failed: list[ValueError] = []
     rescued: dict[str, Any] = {"runs": []}

@@ -13,11 +13,11 @@ import yaml
 
 from tests import tiny_runs
 from training.__main__ import main
-from training.folder import claimed
+from training.folder import claimed, instructions
 from training.sections import RecipeError
 
 ROOT = Path(__file__).parent.parent
-HOLD = "import sys, time; from pathlib import Path; from training.folder import claimed\n"
+HOLD = "import sys, time; from pathlib import Path; from training.folder import claimed, instructions\n"
 HOLD += "with claimed(Path(sys.argv[1])): print(flush=True); time.sleep(600)"
 
 
@@ -60,7 +60,7 @@ def test_a_claim_ends_with_its_block_and_leaves_no_folder_behind(tmp_path):
 @pytest.mark.slow
 def test_what_forked_workers_inherit_is_no_claim(tmp_path):
     """Loader processes outlive for seconds the run that was killed."""
-    script = "import os, sys, time; from pathlib import Path; from training.folder import claimed\n"
+    script = "import os, sys, time; from pathlib import Path; from training.folder import claimed, instructions\n"
     script += "with claimed(Path(sys.argv[1])):\n    if not os.fork(): time.sleep(5); os._exit(0)\n"
     script += "    print(flush=True); time.sleep(600)"
     with subprocess.Popen(
@@ -133,6 +133,14 @@ def test_a_card_replaces_a_card_and_nothing_else(recipe, tmp_path, capsys):
     assert (theirs / "README.md").read_text(encoding="utf-8") == "mine" and not (tmp_path / "run").exists()
     for _ in range(2):
         assert tiny_runs.run(recipe, tmp_path / "run", "--model_card", str(tmp_path / "card"), "--overwrite") == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "has_tiles"), [("flags\t: avx512f amx_bf16 amx_tile\n", True), ("flags : avx2", False)]
+)
+def test_processors_with_tiles_are_told_from_those_without(flags, has_tiles, monkeypatch):
+    monkeypatch.setattr("training.folder.cpuinfo", lambda: flags)
+    assert instructions().endswith(" AMX") == has_tiles
 
 
 def test_a_home_folder_is_that_of_the_user(recipe, tmp_path, monkeypatch):
