@@ -118,8 +118,13 @@ def test_what_is_not_as_the_card_says_is_named(wrong, trained, card, tmp_path, c
             if line["event"] in ("test", "finished") and wrong in line:
                 line[wrong] = values[wrong]
         file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    about = json.loads((card / "environment.json").read_text(encoding="utf-8")) | {"processor": "Abacus"}
+    (card / "environment.json").write_text({"loss": json.dumps(about), "flops": "["}.get(wrong, json.dumps({})))
     assert verify(card, trained, tmp_path, "--seed=3") == 1
-    assert f"{card}: not as the card says: {wrong}" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert f"{card}: not as the card says: {wrong}" in error
+    there = {"loss": "cpu, Abacus, ", "flops": "what is not written down, "}.get(wrong, "")
+    assert f"{card} was trained on {there}" in error.replace("\n", " ") and "this on cpu, " in error
 
 
 def test_a_copy_is_no_further_seed(trained, card, tmp_path, capsys):

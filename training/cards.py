@@ -16,7 +16,9 @@ import os
 import re
 import shutil
 import statistics
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -125,6 +127,8 @@ def verify(words: Sequence[str], train: Callable[[Recipe, Path], None]) -> list[
     if not wrong:
         known = ", ".join(name for name, *_, verdict in rows if name in judged and not verdict)
         print(f"{folder}: as the card says, of {known}")
+    elif (there := _machine(folder)) != (here := _machine(Path(recipe.output_dir))):
+        print(f"{folder} was trained on {there}, this on {here}, where other numbers may come of it", file=sys.stderr)
     return wrong
 
 
@@ -182,6 +186,15 @@ def compared(before: Sequence[Mapping[str, Any]], after: Mapping[str, Any]) -> I
 def expected(spread: float, seeds: int) -> float:
     """How far from the mean of so many seeds, of this standard deviation, another is in 95 of 100 cases."""
     return student(seeds) * spread * math.sqrt(1 + 1 / seeds)
+
+
+def _machine(folder: Path) -> str:
+    """On what a run was trained, as far as it is written down."""
+    with suppress(OSError, ValueError):
+        about = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
+        if isinstance(about, dict):
+            return ", ".join(str(about[name]) for name in ("device", "processor", "instructions") if about.get(name))
+    return "what is not written down"
 
 
 def _of_result(recipe: Mapping[str, Any]) -> dict[str, Any]:
