@@ -50,10 +50,7 @@ OF_A_RUN = ("seed", "output_dir", "resume", "overwrite")  # each run's own
 OF_A_MACHINE = ("data.path", "data.cache", "data.workers")  # which are no part of what is measured
 UNLIKE = 1.25  # times the FLOPs of what an idea is beside, from which on the table says so
 HEAD = ["idea", "changes", "score", "gain", "FLOPs", "parameters", ""]
-
-
-# Of a cell in a table.
-Title = Annotated[str, Field(pattern=r"^[^|\n]*$")]
+Title = Annotated[str, Field(pattern=r"^[^|\n]*$")]  # of a row in it
 
 
 class Run(BaseModel):
