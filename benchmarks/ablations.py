@@ -260,7 +260,7 @@ def unchanged(ablations: Ablations, overrides: Sequence[str], labelled: str | No
     common = recipe.identity() | {"variation": ablations.common.get("variation"), "senses": digest(labelled)}
     del common["seed"]  # the file has its own
     data = common["data"] | recipe.data.model_dump(mode="json", include={"splits": True})  # of which identity has none
-    return common | {"data": data, "parts": [source.split for source in recipe.data.sources]}
+    return common | {"data": data, "parts": [list(source.split) for source in recipe.data.sources]}
 
 
 def digest(labelled: str | None) -> str | None:

@@ -327,6 +327,16 @@ def test_runs_of_another_recipe_stay_out_of_the_record(tmp_path, monkeypatch, ca
     assert "ideas.json has runs, and no recipe that they are of" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("path", sorted(Path(ablations.FOLDER).glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_runs_that_are_kept_are_of_the_recipe_as_it_is(path):
+    """So that what a record lacks can be run beside them."""
+    ideas = ablations.read(path)
+    known = ablations.read_record(path.with_suffix(".json"), ideas.score)
+    sentences = known["recipe"]["senses"]  # which are not here
+    assert (sentences is not None) == (ideas.score == "macro_f1")
+    ablations.check_recipe(known, ablations.unchanged(ideas, []) | {"senses": sentences}, path)
+
+
 def test_runs_told_by_other_sentences_stay_out_of_the_record(tmp_path, monkeypatch, capsys):
     tiny_runs.write_recipe(tmp_path, "masked_lm")
     told = {"macro_f1": 50.0}
