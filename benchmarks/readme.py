@@ -26,9 +26,9 @@ import math
 import re
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, FiniteFloat, TypeAdapter, ValidationError
@@ -53,6 +53,7 @@ ABLATIONS = re.compile(r"(<!-- ablations: (\w+) -->\n)(?:.*?)(<!-- end -->)", re
 SCALE = re.compile(r"(<!-- scale: (measured|gpus) (\w+) -->\n)(?:.*?)(<!-- end -->)", re.DOTALL)
 # Kind and family -> a peer that has a row of its own: the best encoder is not the one that most people take.
 ALSO = {("train", "encoder"): "distilbert"}
+Kind = TypeVar("Kind")
 
 
 class Task(BaseModel):
@@ -187,13 +188,17 @@ TASK_HEAD = ["task", "budget, FLOPs", "version 0.1", "aim", "now", "FLOPs", "par
 
 def read_tasks(root: Path) -> list[Task]:
     """Raises ValueError where the file is damaged, or says what no task has."""
-    path = root / "model_cards" / "tasks.yaml"
-    with reading(path):
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return valid(TypeAdapter(list[Task]), root / "model_cards" / "tasks.yaml", yaml.safe_load)
+
+
+def valid(kind: TypeAdapter[Kind], file: Path, load: Callable[[str], Any]) -> Kind:
+    """What is in a file. Raises ValueError where it cannot be loaded, or is nothing of the kind."""
+    with reading(file):
+        tree = load(file.read_text(encoding="utf-8"))
     try:
-        return TypeAdapter(list[Task]).validate_python(tree)
+        return kind.validate_python(tree)
     except ValidationError as error:
-        raise ValueError(f"README.md: {path}: {ablations.first_of(error)}") from error
+        raise ValueError(f"README.md: {file}: {ablations.first_of(error)}") from error
 
 
 def task_row(root: Path, task: Task) -> list[str]:
@@ -234,12 +239,7 @@ def scored(file: Path, score: str) -> float:
 
 def printed(file: Path) -> Printed:
     """What `evaluate --json` said. Raises ValueError where the file is damaged, or says no such thing."""
-    with reading(file):
-        tree = json.loads(file.read_text(encoding="utf-8"))
-    try:
-        return Printed.model_validate(tree)
-    except ValidationError as error:
-        raise ValueError(f"README.md: {file}: {ablations.first_of(error)}") from error
+    return valid(TypeAdapter(Printed), file, json.loads)
 
 
 def over_seeds(card: Path, score: str, measured: str = "", times: float = 1.0) -> str:

@@ -17,7 +17,7 @@ from training.folder import claimed, instructions
 from training.sections import RecipeError
 
 ROOT = Path(__file__).parent.parent
-HOLD = "import sys, time; from pathlib import Path; from training.folder import claimed, instructions\n"
+HOLD = "import sys, time; from pathlib import Path; from training.folder import claimed\n"
 HOLD += "with claimed(Path(sys.argv[1])): print(flush=True); time.sleep(600)"
 
 
@@ -60,7 +60,7 @@ def test_a_claim_ends_with_its_block_and_leaves_no_folder_behind(tmp_path):
 @pytest.mark.slow
 def test_what_forked_workers_inherit_is_no_claim(tmp_path):
     """Loader processes outlive for seconds the run that was killed."""
-    script = "import os, sys, time; from pathlib import Path; from training.folder import claimed, instructions\n"
+    script = "import os, sys, time; from pathlib import Path; from training.folder import claimed\n"
     script += "with claimed(Path(sys.argv[1])):\n    if not os.fork(): time.sleep(5); os._exit(0)\n"
     script += "    print(flush=True); time.sleep(600)"
     with subprocess.Popen(
