@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 from pathlib import Path
 
@@ -38,3 +39,18 @@ def asked_for(monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", watched)
     yield names
     assert not names
+
+
+@pytest.fixture
+def forget(monkeypatch):
+    """Has the modules whose names begin so imported again, within this test only. Afterwards those of before are back,
+    as attributes of their packages too, where `monkeypatch.setattr("package.module.name", ...)` looks for them."""
+
+    def forget_modules(*beginnings):
+        for name in sorted((name for name in sys.modules if name.startswith(beginnings)), reverse=True):
+            package, _, module = name.rpartition(".")
+            if package:
+                monkeypatch.delattr(sys.modules[package], module, raising=False)
+            monkeypatch.delitem(sys.modules, name)
+
+    return forget_modules

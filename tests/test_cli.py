@@ -105,10 +105,8 @@ def test_the_words_of_training_reach_it_as_they_are(words, given, monkeypatch):
     assert received == [given]
 
 
-def test_what_training_needs_and_is_not_installed_is_named(monkeypatch, capsys):
-    monkeypatch.delitem(sys.modules, "training.__main__", raising=False)
+def test_what_training_needs_and_is_not_installed_is_named(monkeypatch, capsys, forget):
     monkeypatch.setitem(sys.modules, "accelerate", None)
-    for name in [name for name in sys.modules if name.startswith("training.")]:
-        monkeypatch.delitem(sys.modules, name)
+    forget("training.")
     assert cli.main(["train", "recipe.yaml"]) == 2
     assert "train needs accelerate: pip install 'hf-scratch-transformer[training]'" in capsys.readouterr().err

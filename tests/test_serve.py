@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from hf_scratch_transformer import cli, insight
+from hf_scratch_transformer import cli
 from hf_scratch_transformer.insight import serve
 
 
@@ -44,7 +44,7 @@ def test_a_port_that_is_none(command, tmp_path, port):
 
 
 @pytest.mark.parametrize("library", ["gradio", "matplotlib"])
-def test_a_missing_library_is_named_with_its_extra(command, monkeypatch, tmp_path, free_port, library):
+def test_a_missing_library_is_named_with_its_extra(command, monkeypatch, forget, tmp_path, free_port, library):
     if library != "gradio":
         pytest.importorskip("gradio")
 
@@ -53,10 +53,7 @@ def test_a_missing_library_is_named_with_its_extra(command, monkeypatch, tmp_pat
             raise ModuleNotFoundError(name=name)
 
     monkeypatch.setattr(sys, "meta_path", [types.SimpleNamespace(find_spec=find_spec), *sys.meta_path])
-    monkeypatch.delattr(insight, "page", raising=False)
-    for module in [*sys.modules]:
-        if module.startswith((library, f"{serve.__package__}.p")):
-            monkeypatch.delitem(sys.modules, module)
+    forget(library, f"{serve.__package__}.p")
     message = command(tmp_path, "--port", free_port)
     assert f"serve needs {library}: pip install 'hf-scratch-transformer[serve]'" in message
 
