@@ -6,6 +6,8 @@ is `python -m training RECIPE.yaml` with one of them. One that gains enough beco
 in what users train with, and a model that has parameters of it opens with it alone.
 """
 
+import gzip
+import json
 import subprocess
 import sys
 from functools import partial, reduce
@@ -18,15 +20,17 @@ import torch.nn.functional as F
 from filelock import FileLock
 from tokenizers import Tokenizer
 from torch import Tensor, nn
+from tqdm import tqdm
 from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
 
 from hf_scratch_transformer import layers_scratch, stack_scratch
+from hf_scratch_transformer.files import write_text
 from hf_scratch_transformer.layers_scratch import ScratchAttention, ScratchBlock
-from training import folder, optimisation, publication
+from training import folder, metrics, optimisation, publication
 from training.__main__ import command
 from training.batches import CONTENT, Draws, Key
 from training.cards import OF_A_RUN, outcome
-from training.corpus import Corpus, digest
+from training.corpus import Corpus, Sequences, digest, read_tokenizer, tokenise
 from training.objectives import OBJECTIVES, Batch, CausalLM, Objective, Translation
 from training.publication import target_flops
 from training.recipe import Recipe, parse
@@ -93,30 +97,27 @@ class TokenDropout(Translation):
         return type(sequences).of([encoding.ids for encoding in self.loose.encode_batch_fast(texts)])
 
 
-class Distillation(Translation):
-    """Half of the loss is the cross-entropy with what a larger model of our own predicts for each target (Hinton et al.
-    2015; Kim & Rush 2016, word by word), which was trained with the recipe's smoothed labels. It is trained first, once
-    for all seeds, and its training and predictions are counted."""
+class Preceded(Translation):
+    """After another run, which is trained first, once for all seeds, and counted."""
 
-    TEACHERS = Path("runs")
-    WORDS = (
-        *("--model.hidden_size", "128", "--model.intermediate_size", "344", "--model.dropout", "0.1", "--seed", "4"),
-        *("--data.batch_tokens", "2048", "--optimisation.max_steps", "1450"),
-        *("--model_card", "null", "--push_to_hub", "null"),
-    )
-    student: ClassVar[list[str]]  # the recipe and what is changed in it
+    RUNS = Path("runs")
+    NAME: ClassVar[str]
+    SEED = 4
+    given: ClassVar[list[str]]  # a recipe, and what is changed in it
+    spent: float  # FLOPs before the run
 
-    def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> None:
-        super().__init__(recipe, tokenizer)
-        teacher = self.taught()
-        self.teacher = AutoModelForSeq2SeqLM.from_pretrained(teacher / "model").eval()
-        self.spent = outcome(teacher / "metrics.jsonl")["flops"]
+    def words(self) -> list[str]:
+        """What the other changes in the recipe, as of a command line."""
+        raise NotImplementedError
 
-    def taught(self) -> Path:
-        """The run of the teacher, under a name of what it is trained with. Raises TrainingError where it fails."""
-        words = [*self.student, *self.WORDS]
+    def complete(self, run: Path) -> None:
+        """Make of the other what is needed beside its model."""
+
+    def preceding(self) -> Path:
+        """The other, under a name of what it is trained with. Raises TrainingError where it fails."""
+        words = [*self.given, *self.words(), "--seed", str(self.SEED), "--model_card", "null", "--push_to_hub", "null"]
         about = parse(words).model_dump_json(exclude={*OF_A_RUN} - {"seed"})
-        run = self.TEACHERS / f"teacher-{digest(about.encode())[:8]}"
+        run = self.RUNS / f"{self.NAME}-{digest(about.encode())[:8]}"
         run.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(run.with_suffix(".lock")):
             if not (run / "model").exists():
@@ -125,8 +126,30 @@ class Distillation(Translation):
                     with terminable():
                         subprocess.run(whole, check=True)
                 except subprocess.CalledProcessError as error:
-                    raise TrainingError(f"the teacher, {run}, has ended with {error.returncode}") from error
+                    raise TrainingError(f"the {self.NAME}, {run}, has ended with {error.returncode}") from error
+            self.complete(run)
         return run
+
+
+class Distillation(Preceded):
+    """Half of the loss is the cross-entropy with what a larger model of our own predicts for each target (Hinton et al.
+    2015; Kim & Rush 2016, word by word), which was trained with the recipe's smoothed labels. Its predictions are
+    counted, too."""
+
+    NAME = "teacher"
+    WORDS = (
+        *("--model.hidden_size", "128", "--model.intermediate_size", "344", "--model.dropout", "0.1"),
+        *("--data.batch_tokens", "2048", "--optimisation.max_steps", "1450"),
+    )
+
+    def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> None:
+        super().__init__(recipe, tokenizer)
+        teacher = self.preceding()
+        self.teacher = AutoModelForSeq2SeqLM.from_pretrained(teacher / "model").eval()
+        self.spent = outcome(teacher / "metrics.jsonl")["flops"]
+
+    def words(self) -> list[str]:
+        return [*self.WORDS]
 
     def loss(self, model: torch.nn.Module, batch: Batch, label_smoothing: float = 0.0) -> Tensor:
         if not model.training:
@@ -136,6 +159,67 @@ class Distillation(Translation):
             theirs, _ = self.predict(self.teacher.to(logits.device), batch)
         told = F.cross_entropy(logits, theirs.softmax(-1), reduction="sum")
         return (F.cross_entropy(logits, targets, reduction="sum", label_smoothing=label_smoothing) + told) / 2
+
+
+class BackTranslation(Preceded):
+    """As many pairs again in each pass, others as long as there are any: texts of the target's language alone, beside
+    what a model that is trained the other way round makes of them (Sennrich et al. 2016), greedily. What it writes is
+    counted, too, at a third of what training it on as many tokens takes.
+
+    The texts are the lines of `descriptions/*.gz` in the folder of the corpus. Raises TrainingError without them.
+    """
+
+    NAME = "reverse"
+    FILE = "further.json"
+
+    def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> None:
+        super().__init__(recipe, tokenizer)
+        self.files = sorted(Path(recipe.data.path, "descriptions").glob("*.gz"))
+        if not self.files:
+            raise TrainingError(f"back_translation: {recipe.data.path} has no descriptions/*.gz")
+        further = json.loads((self.preceding() / self.FILE).read_text(encoding="utf-8"))
+        self.spent = further.pop("flops")
+        self.further = tokenise(recipe, further, self.encode).columns
+        self.both: dict[str, Sequences] = {}
+
+    def words(self) -> list[str]:
+        named = self.recipe.data.columns
+        sides = {"source": named["target"], "target": named["source"]}
+        return ["--data.columns", json.dumps(sides), "--data.languages", json.dumps(self.recipe.data.languages[::-1])]
+
+    def complete(self, run: Path) -> None:
+        if (run / self.FILE).exists():
+            return
+        lines = [line for file in self.files for line in gzip.decompress(file.read_bytes()).decode().splitlines()]
+        reverse = Translation(parse([*self.given, *self.words()]), read_tokenizer(run / "model", "tokenizer"))
+        model = AutoModelForSeq2SeqLM.from_pretrained(run / "model").eval()
+        corpus = tokenise(reverse.recipe, {"source": lines, "target": lines}, reverse.encode, keep_texts=True)
+        target = np.array(corpus.texts["target"], object)
+        source = np.full(len(target), "", object)
+        for rows in tqdm(reverse.alike(corpus, np.arange(len(target)), num_beams=1), desc="translating back"):
+            source[rows] = reverse.translate(model, corpus, rows, num_beams=1)
+        trained = {line["event"]: line for line in metrics.read(run / "metrics.jsonl")}["finished"]
+        written = sum(map(len, reverse.encode([*source], "target")))
+        flops = trained["flops"] * (1 + written / trained["targets"] / 3)
+        write_text(run / self.FILE, json.dumps({"source": [*source], "target": [*target], "flops": flops}))
+
+    def plan(self, corpus: Corpus, key: Key | None, pool: int = 0) -> list[np.ndarray]:
+        if key is None:
+            return super().plan(corpus, key, pool)
+        whole, count = self._with_further(corpus), self.examples(corpus)
+        others = self.examples(whole) - count
+        drawn = np.random.default_rng(0).permutation(others)[np.arange(key[2] * count, (key[2] + 1) * count) % others]
+        return self._batches(whole, np.concatenate([np.arange(count), count + drawn]), np.random.default_rng(key))
+
+    def collate(self, corpus: Corpus, item: np.ndarray, draws: Draws, step: int) -> Batch:
+        is_training = draws.key[1:2] == (CONTENT,)
+        return super().collate(self._with_further(corpus) if is_training else corpus, item, draws, step)
+
+    def _with_further(self, corpus: Corpus) -> Corpus:
+        self.both = self.both or {
+            side: Sequences.join([known, self.further[side]]) for side, known in corpus.columns.items()
+        }
+        return Corpus(self.both)
 
 
 class GrowingWindows(CausalLM):
@@ -254,6 +338,7 @@ VARIATIONS = {
     "short_first": _objective(ShortFirst),
     "token_dropout": _objective(TokenDropout),
     "distillation": _objective(Distillation),
+    "back_translation": _objective(BackTranslation),
     "growing_windows": _objective(GrowingWindows),
     "value_residuals": Variation(vars(layers_scratch), "ScratchAttention", ValueResiduals, DECODER),
     "gated_heads": Variation(vars(layers_scratch), "ScratchAttention", GatedHeads, DECODER),
@@ -292,5 +377,5 @@ def main(argv: list[str]) -> None:
     folder.environment = partial(folder.environment, module="benchmarks")  # which writes down the command
     identity = Recipe.identity  # of which the variation is part: neither goes on with the other's run
     Recipe.identity = lambda self: identity(self) | {"variation": argv[0]}  # type: ignore[method-assign]
-    Distillation.student = argv[1:]
+    Preceded.given = argv[1:]
     command(argv[1:])

@@ -1,5 +1,7 @@
 """What varies training in ways that no option of a recipe says."""
 
+import gzip
+import json
 import re
 from pathlib import Path
 from subprocess import CalledProcessError
@@ -13,7 +15,7 @@ from transformers import AutoModelForSeq2SeqLM
 
 from benchmarks import ablations, variations
 from benchmarks.__main__ import main
-from benchmarks.variations import VARIATIONS, Distillation, NorMuon
+from benchmarks.variations import VARIATIONS, Distillation, NorMuon, Preceded
 from hf_scratch_transformer.configuration_scratch import ScratchDecoderConfig
 from hf_scratch_transformer.modeling_scratch_decoder import ScratchDecoderForCausalLM
 from training import folder, metrics, publication
@@ -94,12 +96,12 @@ def test_merges_are_left_out_of_what_is_trained_on_alone(tmp_path):
 
 
 @pytest.fixture
-def school(tmp_path, monkeypatch):
-    """A tiny recipe whose teachers are tiny, and what trains them in this process."""
+def preceded(tmp_path, monkeypatch):
+    """A tiny recipe, and what trains what precedes it, tiny as well, in this process."""
     recipe = tiny_runs.write_recipe(tmp_path)
-    monkeypatch.setattr(Distillation, "TEACHERS", tmp_path)
-    monkeypatch.setattr(Distillation, "WORDS", ("--model.hidden_size", "32", "--seed", "4"))
-    monkeypatch.setattr(Distillation, "student", [str(recipe), "--seed", "1"], raising=False)
+    monkeypatch.setattr(Preceded, "RUNS", tmp_path)
+    monkeypatch.setattr(Distillation, "WORDS", ("--model.hidden_size", "32"))
+    monkeypatch.setattr(Preceded, "given", [str(recipe), "--seed", "1"], raising=False)
     monkeypatch.setattr(publication, "target_flops", variations.counted)
 
     def run(command, check):  # as it is in a process of its own
@@ -111,10 +113,10 @@ def school(tmp_path, monkeypatch):
     return recipe
 
 
-def test_a_larger_model_teaches_and_is_counted(tmp_path, school, patched):
-    assert tiny_runs.run(school, tmp_path / "plain") == 0
+def test_a_larger_model_teaches_and_is_counted(tmp_path, preceded, patched):
+    assert tiny_runs.run(preceded, tmp_path / "plain") == 0
     patched("distillation")
-    assert tiny_runs.run(school, tmp_path / "student") == 0
+    assert tiny_runs.run(preceded, tmp_path / "student") == 0
     (run,) = (path for path in tmp_path.glob("teacher-*") if path.is_dir())
     plain, student, teacher = (finished(path) for path in (tmp_path / "plain", tmp_path / "student", run))
     assert teacher["parameters"] > student["parameters"] == plain["parameters"]
@@ -125,8 +127,8 @@ def test_a_larger_model_teaches_and_is_counted(tmp_path, school, patched):
     assert tiny_runs.losses(tmp_path / "student")[12] != tiny_runs.losses(tmp_path / "plain")[12]
 
 
-def test_half_of_the_loss_is_the_teachers(tmp_path, school, monkeypatch):
-    recipe = parse([str(school), "--output_dir", str(tmp_path / "student")])
+def test_half_of_the_loss_is_the_teachers(tmp_path, preceded, monkeypatch):
+    recipe = parse([str(preceded), "--output_dir", str(tmp_path / "student")])
     objective = Distillation(recipe, tokenizer(recipe))
     corpus = load(recipe, "train", objective.encode)
     batch = objective.collate(corpus, np.arange(8), Draws((0,), np.arange(8)), 0)
@@ -149,9 +151,54 @@ def test_half_of_the_loss_is_the_teachers(tmp_path, school, monkeypatch):
 
     monkeypatch.setattr(variations.subprocess, "run", failing)
     Distillation(recipe, objective.tokenizer)  # which is there
-    monkeypatch.setattr(Distillation, "WORDS", ("--model.hidden_size", "48", "--seed", "4"))
+    monkeypatch.setattr(Distillation, "WORDS", ("--model.hidden_size", "48"))
     with pytest.raises(TrainingError, match=r"the teacher, .*/teacher-\w{8}, has ended with -9"):
         Distillation(recipe, objective.tokenizer)
+
+
+def test_further_texts_are_translated_back_and_counted(tmp_path, preceded, patched, monkeypatch):
+    assert tiny_runs.run(preceded, tmp_path / "plain") == 0
+    patched("back_translation")
+    assert tiny_runs.run(preceded, tmp_path / "without") != 0, "there are none"
+    assert not [*tmp_path.glob("reverse-*")]
+    further = tmp_path / "corpus" / "descriptions"
+    further.mkdir()
+    texts = [f"eins {number} {other}" for number in tiny_runs.NUMBERS.values() for other in tiny_runs.NUMBERS.values()]
+    for place, some in enumerate((texts[:20], texts[20:])):
+        (further / f"{place}.de.gz").write_bytes(gzip.compress("\n".join(some).encode()))
+    assert tiny_runs.run(preceded, tmp_path / "varied") == 0
+    (run,) = (path for path in tmp_path.glob("reverse-*") if path.is_dir())
+    pairs = json.loads((run / "further.json").read_text(encoding="utf-8"))
+    assert pairs["target"] == texts and len(pairs["source"]) == len(texts)
+    recipe = parse([str(run / "recipe.yaml"), "--output_dir", str(run)])
+    assert recipe.data.columns == {"source": ("de",), "target": ("en",)}
+    plain, varied, reverse = (finished(path) for path in (tmp_path / "plain", tmp_path / "varied", run))
+    assert reverse["flops"] < pairs["flops"] < 2 * reverse["flops"]
+    rate = plain["flops"] / plain["targets"]
+    assert varied["flops"] - pairs["flops"] == pytest.approx(rate * varied["targets"], rel=0.4)
+
+    def again(*_, **__):
+        raise AssertionError("what is there is read")
+
+    monkeypatch.setattr(Translation, "translate", again)
+    monkeypatch.setattr(variations.subprocess, "run", again)
+    made, plain, corpus, recipe = objective(tmp_path, "back_translation")
+    english = {name: known.lengths.tolist() for name, known in made.further.items()}
+    count, others = made.examples(corpus), len(english["target"])
+    assert others == sum(bool(text) for text in pairs["source"])
+    seen = []
+    for epoch in range(2):
+        rows = np.sort(np.concatenate(made.plan(corpus, (recipe.seed, ORDER, epoch, 0))))
+        np.testing.assert_array_equal(rows[:count], np.arange(count), err_msg="each pair of the corpus once a pass")
+        seen += [*(rows[count:] - count)]
+    assert len(seen) == 2 * count and {*seen} == {*range(others)}
+    times = np.bincount(seen)
+    assert times.max() - times.min() <= 1, "none again before all others"
+    row = np.array([count])
+    batch = made.collate(corpus, row, Draws((recipe.seed, CONTENT, 0, 0, 0), row), 0)
+    read = [made.tokenizer.batch_decode(batch[name], skip_special_tokens=True)[0] for name in ("input_ids", "labels")]
+    assert tuple(read) in zip(pairs["source"], pairs["target"], strict=True)
+    assert len(np.concatenate(made.plan(corpus, None))) == count, "what is measured is as it was"
 
 
 def finished(folder: Path) -> dict:
