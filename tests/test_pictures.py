@@ -401,9 +401,14 @@ def test_the_curves_of_a_run_are_red_and_blue_with_the_score_beside_them():
     assert score.get_ylabel() == "BLEU" and list(score.lines[0].get_ydata()) == [30, 30]
     assert len(pictures.curves({"run": records()}).axes) == 1, "no score, no panel for it"
     smoothed = [{**line, "label_smoothing": 0.1} if line["event"] == "train" else line for line in records()]
-    for lines, label in ((records(), "training"), (smoothed, "training, label smoothing 0.1")):
+    for lines, labels in (
+        (records(), ["training", "evaluation"]),
+        (smoothed, ["training, label smoothing 0.1", "evaluation"]),
+        (records()[:30], ["training"]),
+        (records()[30:], ["evaluation"]),
+    ):
         legend = pictures.curves({"run": lines}).axes[0].get_legend()
-        assert [text.get_text() for text in legend.get_texts()] == [label, "evaluation"]
+        assert [text.get_text() for text in legend.get_texts()] == labels
 
 
 def test_several_runs_have_a_colour_and_a_name_each():

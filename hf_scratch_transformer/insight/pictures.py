@@ -494,9 +494,12 @@ def curves(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
             color="red" if alone else colour,
             alpha=1 if alone else 0.35,
             lw=1.5 if alone else 1,
-            label=("training" + f", label smoothing {smoothing:g}" * bool(smoothing)) if alone else None,
+            label="training" + f", label smoothing {smoothing:g}" * bool(smoothing)
+            if alone and lines["train"]
+            else None,
         )
-        panels[0].plot(*evaluation, style, marker=".", color=colour, label="evaluation" if alone else name)
+        label = name if not alone else "evaluation" if lines["evaluation"] else None
+        panels[0].plot(*evaluation, style, marker=".", color=colour, label=label)
         if rising:
             scored = [v for v in lines["evaluation"] if rising in v]
             steps, scores = [v["step"] for v in scored], [v[rising] for v in scored]
