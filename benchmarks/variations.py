@@ -10,6 +10,7 @@ import gzip
 import json
 import subprocess
 import sys
+from abc import abstractmethod
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -106,9 +107,9 @@ class Preceded(Translation):
     given: ClassVar[list[str]]  # a recipe, and what is changed in it
     spent: float  # FLOPs before the run
 
+    @abstractmethod
     def words(self) -> list[str]:
         """What the other changes in the recipe, as of a command line."""
-        raise NotImplementedError
 
     def complete(self, run: Path) -> None:
         """Make of the other what is needed beside its model."""
@@ -166,7 +167,8 @@ class BackTranslation(Preceded):
     what a model that is trained the other way round makes of them (Sennrich et al. 2016), greedily. What it writes is
     counted, too, at a third of what training it on as many tokens takes.
 
-    The texts are the lines of `descriptions/*.gz` in the folder of the corpus. Raises TrainingError without them.
+    The texts are the lines of `descriptions/*.gz` in the folder of the corpus, which is of one source, and put in order
+    as a whole. Raises TrainingError without them.
     """
 
     NAME = "reverse"
