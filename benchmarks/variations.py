@@ -8,8 +8,10 @@ in what users train with, and a model that has parameters of it opens with it al
 
 import gzip
 import json
+import os
 import subprocess
 import sys
+import zlib
 from abc import abstractmethod
 from functools import partial, reduce
 from pathlib import Path
@@ -29,13 +31,14 @@ from hf_scratch_transformer.files import write_text
 from hf_scratch_transformer.layers_scratch import ScratchAttention, ScratchBlock
 from training import folder, metrics, optimisation, publication
 from training.__main__ import command
-from training.batches import CONTENT, Draws, Key
-from training.cards import OF_A_RUN, outcome
-from training.corpus import Corpus, Sequences, digest, read_tokenizer, tokenise
+from training.batches import CONTENT, POOL, Draws, Key
+from training.cards import outcome
+from training.corpus import Corpus, Sequences, digest, load, read_tokenizer, tokenise
 from training.objectives import OBJECTIVES, Batch, CausalLM, Objective, Translation
 from training.publication import target_flops
 from training.recipe import Recipe, parse
 from training.run import Run, TrainingError
+from training.sections import RecipeError
 
 from .gpu import terminable
 from .shapes import unknown
@@ -99,13 +102,31 @@ class TokenDropout(Translation):
 
 
 class Preceded(Translation):
-    """After another run, which is trained first, once for all seeds, and counted."""
+    """After another run, which is trained first, once for all seeds, and counted.
+
+    Raises RecipeError for what it does not go with: several processes, a corpus that is streamed, mixed or larger than
+    what is put in order at once, and no validation split, with which FLOPs are counted.
+    """
 
     RUNS = Path("runs")
     NAME: ClassVar[str]
     SEED = 4
     given: ClassVar[list[str]]  # a recipe, and what is changed in it
     spent: float  # FLOPs before the run
+
+    def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> None:
+        super().__init__(recipe, tokenizer)
+        for field, is_so in (
+            ("processes: more than one", int(os.environ.get("WORLD_SIZE", 1)) > 1),
+            ("data.streaming: true", recipe.data.streaming),
+            ("data.sources", recipe.data.sources),
+            ("data.splits.validation: none", "validation" not in recipe.data.splits),
+        ):
+            if is_so:
+                raise RecipeError(f"{field}: does not go with a run that another one precedes")
+        self.corpus = load(recipe, "train", self.encode, keep_texts=True)
+        if (count := self.examples(self.corpus)) > POOL:
+            raise RecipeError(f"data.splits.train: {count} pairs, where this is for {POOL} at most")
 
     @abstractmethod
     def words(self) -> list[str]:
@@ -114,10 +135,14 @@ class Preceded(Translation):
     def complete(self, run: Path) -> None:
         """Make of the other what is needed beside its model."""
 
+    def reads(self) -> str:
+        """A digest of all that it comes of but its recipe."""
+        return self.corpus.fingerprint
+
     def preceding(self) -> Path:
         """The other, under a name of what it is trained with. Raises TrainingError where it fails."""
         words = [*self.given, *self.words(), "--seed", str(self.SEED), "--model_card", "null", "--push_to_hub", "null"]
-        about = parse(words).model_dump_json(exclude={*OF_A_RUN} - {"seed"})
+        about = json.dumps([parse(words).identity(), self.reads()])
         run = self.RUNS / f"{self.NAME}-{digest(about.encode())[:8]}"
         run.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(run.with_suffix(".lock")):
@@ -167,22 +192,41 @@ class BackTranslation(Preceded):
     what a model that is trained the other way round makes of them (Sennrich et al. 2016), greedily. What it writes is
     counted, too, at a third of what training it on as many tokens takes.
 
-    The texts are the lines of `descriptions/*.gz` in the folder of the corpus, which is of one source, and put in order
-    as a whole. Raises TrainingError without them.
+    The texts are the lines of `descriptions/*.de.gz`, where the target is `de`, in the folder of the corpus. Each is
+    taken once, and none that a split of the recipe has. Raises RecipeError where there is none, or that is no text.
     """
 
     NAME = "reverse"
-    FILE = "further.json"
 
     def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> None:
         super().__init__(recipe, tokenizer)
-        self.files = sorted(Path(recipe.data.path, "descriptions").glob("*.gz"))
-        if not self.files:
-            raise TrainingError(f"back_translation: {recipe.data.path} has no descriptions/*.gz")
-        further = json.loads((self.preceding() / self.FILE).read_text(encoding="utf-8"))
+        self.lines = self._lines()
+        pairs = self.preceding() / "pairs.json"
+        further = json.loads(pairs.read_text(encoding="utf-8"))
         self.spent = further.pop("flops")
         self.further = tokenise(recipe, further, self.encode).columns
+        if not len(self.further["target"].lengths):
+            raise TrainingError(f"back_translation: {pairs} has no pair to train on; the model has learnt too little")
         self.both: dict[str, Sequences] = {}
+
+    def _lines(self) -> list[str]:
+        folder, lines = Path(self.recipe.data.path, "descriptions"), dict[str, None]()
+        names = [f"*.{name}.gz" for name in self.recipe.data.columns["target"]]
+        for file in sorted(path for name in names for path in folder.glob(name)):
+            try:
+                lines |= dict.fromkeys(gzip.decompress(file.read_bytes()).decode().split("\n"))
+            except (ValueError, OSError, EOFError, zlib.error) as error:
+                raise RecipeError(f"data.path: {file}: {error}") from error
+        known = {text for role in self.recipe.data.splits for text in self._split(role).texts["target"]}
+        if not (further := [line for line in lines if line.strip() and line not in known]):
+            raise RecipeError(f"data.path: no further text in {folder}, {' or '.join(names)}")
+        return further
+
+    def _split(self, role: str) -> Corpus:
+        return self.corpus if role == "train" else load(self.recipe, role, self.encode, keep_texts=True)
+
+    def reads(self) -> str:
+        return digest((super().reads() + "\n".join(self.lines)).encode())
 
     def words(self) -> list[str]:
         named = self.recipe.data.columns
@@ -190,20 +234,23 @@ class BackTranslation(Preceded):
         return ["--data.columns", json.dumps(sides), "--data.languages", json.dumps(self.recipe.data.languages[::-1])]
 
     def complete(self, run: Path) -> None:
-        if (run / self.FILE).exists():
+        finished = {line["event"]: line for line in metrics.read(run / "metrics.jsonl")}["finished"]
+        weights, path = finished["weights"], run / "pairs.json"
+        if path.exists() and json.loads(path.read_text(encoding="utf-8"))["weights"] == weights:
             return
-        lines = [line for file in self.files for line in gzip.decompress(file.read_bytes()).decode().splitlines()]
         reverse = Translation(parse([*self.given, *self.words()]), read_tokenizer(run / "model", "tokenizer"))
         model = AutoModelForSeq2SeqLM.from_pretrained(run / "model").eval()
-        corpus = tokenise(reverse.recipe, {"source": lines, "target": lines}, reverse.encode, keep_texts=True)
+        corpus = tokenise(
+            reverse.recipe, dict.fromkeys(("source", "target"), self.lines), reverse.encode, keep_texts=True
+        )
         target = np.array(corpus.texts["target"], object)
         source = np.full(len(target), "", object)
         for rows in tqdm(reverse.alike(corpus, np.arange(len(target)), num_beams=1), desc="translating back"):
             source[rows] = reverse.translate(model, corpus, rows, num_beams=1)
-        trained = {line["event"]: line for line in metrics.read(run / "metrics.jsonl")}["finished"]
         written = sum(map(len, reverse.encode([*source], "target")))
-        flops = trained["flops"] * (1 + written / trained["targets"] / 3)
-        write_text(run / self.FILE, json.dumps({"source": [*source], "target": [*target], "flops": flops}))
+        flops = finished["flops"] * (1 + written / finished["targets"] / 3)
+        pairs = {"source": [*source], "target": [*target], "flops": flops, "weights": weights}
+        write_text(path, json.dumps(pairs))
 
     def plan(self, corpus: Corpus, key: Key | None, pool: int = 0) -> list[np.ndarray]:
         if key is None:

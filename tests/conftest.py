@@ -46,11 +46,17 @@ def forget(monkeypatch):
     """Has the modules whose names begin so imported again, within this test only. Afterwards those of before are back,
     as attributes of their packages too, where `monkeypatch.setattr("package.module.name", ...)` looks for them."""
 
+    before, begun = {*sys.modules}, set()
+
     def forget_modules(*beginnings):
+        begun.update(beginnings)
         for name in sorted((name for name in sys.modules if name.startswith(beginnings)), reverse=True):
             package, _, module = name.rpartition(".")
-            if package:
+            if package in sys.modules:
                 monkeypatch.delattr(sys.modules[package], module, raising=False)
             monkeypatch.delitem(sys.modules, name)
 
-    return forget_modules
+    yield forget_modules
+    # What was not imported before goes with those that it has imported.
+    for name in [name for name in sys.modules if name.startswith((*begun,)) and name not in before]:
+        del sys.modules[name]

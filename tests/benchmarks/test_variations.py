@@ -168,7 +168,7 @@ def test_further_texts_are_translated_back_and_counted(tmp_path, preceded, patch
         (further / f"{place}.de.gz").write_bytes(gzip.compress("\n".join(some).encode()))
     assert tiny_runs.run(preceded, tmp_path / "varied") == 0
     (run,) = (path for path in tmp_path.glob("reverse-*") if path.is_dir())
-    pairs = json.loads((run / "further.json").read_text(encoding="utf-8"))
+    pairs = json.loads((run / "pairs.json").read_text(encoding="utf-8"))
     assert pairs["target"] == texts and len(pairs["source"]) == len(texts)
     recipe = parse([str(run / "recipe.yaml"), "--output_dir", str(run)])
     assert recipe.data.columns == {"source": ("de",), "target": ("en",)}
