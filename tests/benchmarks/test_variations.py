@@ -15,7 +15,7 @@ from transformers import AutoModelForSeq2SeqLM
 
 from benchmarks import ablations, variations
 from benchmarks.__main__ import main
-from benchmarks.variations import VARIATIONS, Distillation, NorMuon, Preceded
+from benchmarks.variations import VARIATIONS, BackTranslation, Distillation, NorMuon, Preceded
 from hf_scratch_transformer.configuration_scratch import ScratchDecoderConfig
 from hf_scratch_transformer.modeling_scratch_decoder import ScratchDecoderForCausalLM
 from training import folder, metrics, publication
@@ -26,6 +26,7 @@ from training.optimisation import Muon
 from training.preparation import tokenizer
 from training.recipe import Recipe, parse
 from training.run import TrainingError
+from training.sections import RecipeError
 
 from .. import tiny_runs
 
@@ -159,8 +160,6 @@ def test_half_of_the_loss_is_the_teachers(tmp_path, preceded, monkeypatch):
 def test_further_texts_are_translated_back_and_counted(tmp_path, preceded, patched, monkeypatch):
     assert tiny_runs.run(preceded, tmp_path / "plain") == 0
     patched("back_translation")
-    assert tiny_runs.run(preceded, tmp_path / "without") != 0, "there are none"
-    assert not [*tmp_path.glob("reverse-*")]
     further = tmp_path / "corpus" / "descriptions"
     further.mkdir()
     texts = [f"eins {number} {other}" for number in tiny_runs.NUMBERS.values() for other in tiny_runs.NUMBERS.values()]
@@ -199,6 +198,68 @@ def test_further_texts_are_translated_back_and_counted(tmp_path, preceded, patch
     read = [made.tokenizer.batch_decode(batch[name], skip_special_tokens=True)[0] for name in ("input_ids", "labels")]
     assert tuple(read) in zip(pairs["source"], pairs["target"], strict=True)
     assert len(np.concatenate(made.plan(corpus, None))) == count, "what is measured is as it was"
+
+
+def test_what_no_run_precedes_is_refused_before_any_is_trained(tmp_path, preceded, patched, monkeypatch, capsys):
+    patched("back_translation")
+    file = tmp_path / "corpus" / "descriptions" / "1.de.gz"
+
+    def refused(*words: str) -> str:
+        assert tiny_runs.run(preceded, tmp_path / "run", *words) == 2
+        assert not [path for path in tmp_path.glob("reverse-*") if path.is_dir()]
+        return capsys.readouterr().err
+
+    assert "no further text in" in refused()
+    file.parent.mkdir()
+    for content, message in (
+        (b"no", "1.de.gz: Not a gzipped file"),
+        (gzip.compress("fünf".encode("latin-1")), "1.de.gz: 'utf-8' codec"),
+        (gzip.compress(b"\n \n"), "no further text in"),
+        (gzip.compress((tmp_path / "corpus" / "valid.de").read_bytes()), "no further text in"),
+    ):
+        file.write_bytes(content)
+        assert message in refused()
+    file.write_bytes(gzip.compress(b"eins"))
+    file.rename(file.with_name("1.en.gz"))
+    assert "no further text in" in refused(), "of the target's language"
+    file.with_name("1.en.gz").rename(file)
+    split = ("--data.splits", json.dumps({"validation": "valid", "test": "test"}))
+    assert "data.streaming: true: does not go" in refused("--data.streaming", "true")
+    assert "data.sources: does not go" in refused("--data.sources", '[{"split": "train"}]', *split)
+    splits = json.dumps({"train": "train", "test": "test"})
+    without = ("--data.splits", splits, "--evaluation.every_steps", "null")
+    assert "data.splits.validation: none: does not go" in refused(*without)
+    with monkeypatch.context() as several:
+        several.setattr(variations, "POOL", 10)
+        assert "data.splits.train: 60 pairs, where this is for 10 at most" in refused()
+    recipe = parse([str(preceded), "--output_dir", str(tmp_path / "run")])
+    trained = tokenizer(recipe)
+    monkeypatch.setenv("WORLD_SIZE", "2")  # where each process would wait for the other one
+    with pytest.raises(RecipeError, match="processes: more than one: does not go"):
+        BackTranslation(recipe, trained)
+
+
+def test_what_precedes_is_of_what_it_reads(tmp_path, preceded, monkeypatch):
+    file = tmp_path / "corpus" / "descriptions" / "1.de.gz"
+    file.parent.mkdir()
+    runs = []
+
+    def lines(text: str) -> list[str]:
+        file.write_bytes(gzip.compress(text.encode()))
+        recipe = parse([str(preceded), "--output_dir", str(tmp_path / "run")])
+        runs.append(BackTranslation(recipe, tokenizer(recipe)).preceding())
+        return json.loads((runs[-1] / "pairs.json").read_text(encoding="utf-8"))["target"]
+
+    monkeypatch.setattr(Translation, "translate", lambda self, model, corpus, rows, *_, **__: ["one"] * len(rows))
+    assert lines("eins zwei eins\nzwei zwei eins\neins zwei eins\n\n") == ["eins zwei eins", "zwei zwei eins"]
+    assert lines("eins zwei eins\nzwei drei eins") == ["eins zwei eins", "zwei drei eins"]
+    tiny_runs.write_corpus(tmp_path / "corpus", rows=30)
+    lines("eins zwei eins\nzwei drei eins")
+    lines("eins zwei eins\nzwei drei eins")
+    assert len({*runs}) == 3 and runs[-1] == runs[-2]
+    monkeypatch.setattr(Translation, "translate", lambda self, model, corpus, rows, *_, **__: [""] * len(rows))
+    with pytest.raises(TrainingError, match=r"pairs\.json has no pair to train on"):
+        lines("vier vier vier")
 
 
 def finished(folder: Path) -> dict:
