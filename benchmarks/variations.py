@@ -203,8 +203,8 @@ class BackTranslation(Preceded):
         self.lines = self._lines()
         pairs = self.preceding() / "pairs.json"
         further = json.loads(pairs.read_text(encoding="utf-8"))
-        self.spent = further.pop("flops")
-        self.further = tokenise(recipe, further, self.encode).columns
+        self.spent = further["flops"]
+        self.further = tokenise(recipe, {side: further[side] for side in recipe.data.columns}, self.encode).columns
         if not len(self.further["target"].lengths):
             raise TrainingError(f"back_translation: {pairs} has no pair to train on; the model has learnt too little")
         self.both: dict[str, Sequences] = {}

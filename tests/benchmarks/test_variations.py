@@ -247,12 +247,20 @@ def test_what_precedes_is_of_what_it_reads(tmp_path, preceded, monkeypatch):
     def lines(text: str) -> list[str]:
         file.write_bytes(gzip.compress(text.encode()))
         recipe = parse([str(preceded), "--output_dir", str(tmp_path / "run")])
-        runs.append(BackTranslation(recipe, tokenizer(recipe)).preceding())
+        made = BackTranslation(recipe, tokenizer(recipe))
+        assert len(made.further["source"].lengths) == 1, "the other one is too long"
+        runs.append(made.preceding())
         return json.loads((runs[-1] / "pairs.json").read_text(encoding="utf-8"))["target"]
 
-    monkeypatch.setattr(Translation, "translate", lambda self, model, corpus, rows, *_, **__: ["one"] * len(rows))
+    monkeypatch.setattr(
+        Translation,
+        "translate",
+        lambda self, model, corpus, rows, *_, **__: ["one " * 50 ** (row == 1) for row in rows],
+    )
     assert lines("eins zwei eins\nzwei zwei eins\neins zwei eins\n\n") == ["eins zwei eins", "zwei zwei eins"]
-    assert lines("eins zwei eins\nzwei drei eins") == ["eins zwei eins", "zwei drei eins"]
+    assert lines(f"eins zwei eins\n{'zwei ' * 50}\nzwei drei eins") == ["eins zwei eins", "zwei drei eins"], (
+        "not too long"
+    )
     tiny_runs.write_corpus(tmp_path / "corpus", rows=30)
     lines("eins zwei eins\nzwei drei eins")
     lines("eins zwei eins\nzwei drei eins")
