@@ -489,17 +489,16 @@ def curves(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
         style = "-" if number < len(LINES) else "--"
         train, evaluation = (([v["step"] for v in e], [v["loss"] for v in e]) for e in lines.values())
         smoothing = next((line["label_smoothing"] for line in lines["train"] if "label_smoothing" in line), 0)
+        trained = "training" + f", label smoothing {smoothing:g}" * bool(smoothing)
+        evaluated = name if not alone else "evaluation" if lines["evaluation"] else None
         panels[0].plot(
             *train,
             color="red" if alone else colour,
             alpha=1 if alone else 0.35,
             lw=1.5 if alone else 1,
-            label="training" + f", label smoothing {smoothing:g}" * bool(smoothing)
-            if alone and lines["train"]
-            else None,
+            label=trained if alone and lines["train"] else None,
         )
-        label = name if not alone else "evaluation" if lines["evaluation"] else None
-        panels[0].plot(*evaluation, style, marker=".", color=colour, label=label)
+        panels[0].plot(*evaluation, style, marker=".", color=colour, label=evaluated)
         if rising:
             scored = [v for v in lines["evaluation"] if rising in v]
             steps, scores = [v["step"] for v in scored], [v[rising] for v in scored]
