@@ -314,7 +314,7 @@ def trained(
         environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
         ran(whole, name, environment=environment)
         log = Path(folder, "run", "metrics.jsonl")
-        last = {line["event"]: line for line in metrics.read(log)}["finished"]
+        last = metrics.last(log)["finished"]
         results = outcome(log)
         if senses is not None:
             how = ["--senses", senses, "--leave-one-out", "--no-special-tokens", "--json"]

@@ -208,7 +208,7 @@ def task_row(root: Path, task: Task) -> list[str]:
     rest = [task.published, f"`{task.command}`"]
     if not folder.exists():
         return [task.task, budget, task.first, task.aim, "not run", "-", "-", *rest]
-    lines = {line["event"]: line for line in metrics.read(folder / "metrics.jsonl")}
+    lines = metrics.last(folder / "metrics.jsonl")
     flops, parameters = (lines.get("finished", {}).get(name) for name in ("flops", "parameters"))
     found = over_seeds(folder, task.score, task.measured, task.times)
     return [
@@ -281,7 +281,7 @@ def check_models(files: list[Path], runs: list[Path]) -> None:
 
     Raises ValueError where they cannot be, or a run has not finished.
     """
-    lines = {log: {line["event"]: line for line in metrics.read(log)} for log in runs}
+    lines = {log: metrics.last(log) for log in runs}
     if unfinished := [log for log, events in lines.items() if "finished" not in events]:
         raise ValueError(f"README.md: {unfinished[0]}: a run that has not finished")
     known = [events["finished"]["weights"] for events in lines.values() if "weights" in events["finished"]]

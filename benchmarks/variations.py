@@ -234,7 +234,7 @@ class BackTranslation(Preceded):
         return ["--data.columns", json.dumps(sides), "--data.languages", json.dumps(self.recipe.data.languages[::-1])]
 
     def complete(self, run: Path) -> None:
-        finished = {line["event"]: line for line in metrics.read(run / "metrics.jsonl")}["finished"]
+        finished = metrics.last(run / "metrics.jsonl")["finished"]
         weights, path = finished["weights"], run / "pairs.json"
         if path.exists() and json.loads(path.read_text(encoding="utf-8"))["weights"] == weights:
             return

@@ -131,7 +131,7 @@ def test_the_weights_that_are_measured_are_those_the_run_would_end_with(tmp_path
         evaluation={"every_steps": 4, "generate_rows": 8},
     )
     assert tiny_runs.run(recipe, tmp_path / "run") == 0
-    last = {line["event"]: line for line in metrics.read(tmp_path / "run" / "metrics.jsonl")}
+    last = metrics.last(tmp_path / "run" / "metrics.jsonl")
     for name in ("bleu", "chrf"):
         assert last["evaluation"][name] == last["test"][name]
     for name, near in {"loss": 1e-6, "perplexity": 1e-5}.items():  # added up in other batches

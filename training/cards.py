@@ -29,7 +29,7 @@ from rich.table import Table
 
 from hf_scratch_transformer.files import write_text
 
-from .metrics import public, read, student
+from .metrics import last, public, student
 from .recipe import Recipe, changes, read_yaml, resolved
 from .sections import RecipeError
 
@@ -146,13 +146,13 @@ def outcome(file: Path) -> dict[str, Any]:
     """Scores of the test, or else of the last evaluation, and what the training took. Raises RecipeError where a run
     has not finished, or its log is damaged."""
     try:
-        last = {line["event"]: line for line in read(file)}
+        events = last(file)
     except ValueError as error:
         raise RecipeError(str(error)) from error
-    scores = last.get(_judge(file))
-    if scores is None or not last.keys() & {"test", "finished"}:
+    scores = events.get(_judge(file))
+    if scores is None or not events.keys() & {"test", "finished"}:
         raise RecipeError(f"{file}: a run that has not {'been measured' if scores is None else 'finished'}")
-    took = last.get("finished", {})  # which fine-tuning has not counted
+    took = events.get("finished", {})  # which fine-tuning has not counted
     named = {name: value for name, value in scores.items() if isinstance(value, float) and name != "seconds"}
     found = {name: took[name] for name in ("flops", "corpus") if took.get(name)}
     for name, kind in {"flops": int | float, "corpus": str}.items():
@@ -163,7 +163,7 @@ def outcome(file: Path) -> dict[str, Any]:
 
 def _judge(file: Path) -> str:
     """The event whose scores are those of a run: its test, or else its last evaluation."""
-    return "test" if any(line["event"] == "test" for line in read(file)) else "evaluation"
+    return "test" if "test" in last(file) else "evaluation"
 
 
 def compared(before: Sequence[Mapping[str, Any]], after: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str, str]]:

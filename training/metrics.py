@@ -98,6 +98,11 @@ def read(path: Path) -> list[dict[str, Any]]:
     return read_metrics(path) if path.exists() else []
 
 
+def last(path: Path) -> dict[str, dict[str, Any]]:
+    """Of each kind of event in a log the last measurement, as `{"finished": ...}`."""
+    return {line["event"]: line for line in read(path)}
+
+
 def resampled(parts: np.ndarray) -> np.ndarray:  # (parts, ...) -> (times, ...)
     """Totals of as many parts, drawn from these again and again: the bootstrap (Efron 1979). None, 0 times, of a single
     part, which says nothing of others."""

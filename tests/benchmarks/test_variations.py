@@ -268,7 +268,7 @@ def test_what_precedes_is_of_what_it_reads(tmp_path, preceded, monkeypatch):
 
 
 def finished(folder: Path) -> dict:
-    return {line["event"]: line for line in metrics.read(folder / "metrics.jsonl")}["finished"]
+    return metrics.last(folder / "metrics.jsonl")["finished"]
 
 
 def test_windows_grow_by_passes(tmp_path):
