@@ -503,6 +503,9 @@ def _body(folder: Path, config: Mapping[str, Any], head: _Head, records: RunReco
     )
     longest = config["max_position_embeddings"]
     depth = " + ".join(str(config[k]) for k in ("num_hidden_layers", "encoder_layers", "decoder_layers") if k in config)
+    vocabulary = f"a vocabulary of {config['vocab_size']:,} tokens"
+    if (folder / TARGET_FILE).is_file():
+        vocabulary = f"vocabularies of {config['vocab_size']:,} + {config['decoder_vocab_size']:,} tokens"
     usage = Template(_OPEN + head.usage).substitute(
         repo=json.dumps(repo_id or "."),
         auto_class=auto_class,
@@ -514,7 +517,7 @@ def _body(folder: Path, config: Mapping[str, Any], head: _Head, records: RunReco
     trained = f", trained on {records.dataset}" if records.dataset else ""
     sections = {
         f"# {records.name}": f"A {family} that {head.does}: {_parameters(folder):,} parameters, {depth} layers "
-        f"of width {config['hidden_size']}, a vocabulary of {config['vocab_size']:,} tokens{trained}. "
+        f"of width {config['hidden_size']}, {vocabulary}{trained}. "
         "Its code is in this repository; nothing but `transformers` and `torch` is needed.",
         "## How to use": f"```python\n{usage}```",
         "## Training data": _table(("", ""), _flat(_data(records)).items()) if records.dataset else "",

@@ -128,11 +128,15 @@ def recipe(tmp_path_factory) -> Path:
 def test_a_run_with_two_vocabularies(recipe, tmp_path, capsys):
     assert tiny_runs.run(recipe, tmp_path / "whole") == 0
     folder = tmp_path / "whole/model"
+    said = capsys.readouterr()
     config = json.loads((folder / "config.json").read_text())
     assert config["share_encoder_decoder_embeddings"] is False and config["decoder_vocab_size"] != config["vocab_size"]
     model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     tables = [stack.get_input_embeddings() for stack in (model.model.encoder, model.model.decoder)]
     assert [table.num_embeddings for table in tables] == [len(side) for side in sides(tokenizer)]
+    of_each = " + ".join(str(len(side)) for side in sides(tokenizer))
+    assert f"parameters, {of_each} tokens" in said.out + said.err
+    assert f", vocabularies of {of_each} tokens, trained on" in (folder / "README.md").read_text(encoding="utf-8")
     hub.check_complete(folder)
     # The same, stopped on the way and gone on with.
     words = ("--optimisation.max_steps", "8")

@@ -455,7 +455,8 @@ def announce(
     if accelerator.device.type == "cpu" and torch.get_num_threads() < share:
         # What `accelerate launch` does unless told otherwise.
         print(f"{torch.get_num_threads()} thread(s) of {share}: accelerate launch --cpu uses all", file=sys.stderr)
-    size = f"{model.num_parameters():,} parameters, {len(objective.tokenizer):,} tokens"
+    tokens = " + ".join(f"{len(side):,}" for side in dict.fromkeys(sides(objective.tokenizer)))
+    size = f"{model.num_parameters():,} parameters, {tokens} tokens"
     spread = f", spread over {accelerator.num_processes} processes" if is_sharded else ""
     print(f"{type(model).__name__}: {size}{spread}", file=sys.stderr)
 
