@@ -504,7 +504,7 @@ def _body(folder: Path, config: Mapping[str, Any], head: _Head, records: RunReco
     longest = config["max_position_embeddings"]
     depth = " + ".join(str(config[k]) for k in ("num_hidden_layers", "encoder_layers", "decoder_layers") if k in config)
     vocabulary = f"a vocabulary of {config['vocab_size']:,} tokens"
-    if (folder / TARGET_FILE).is_file():
+    if "decoder_vocab_size" in config and (folder / TARGET_FILE).is_file():
         vocabulary = f"vocabularies of {config['vocab_size']:,} + {config['decoder_vocab_size']:,} tokens"
     usage = Template(_OPEN + head.usage).substitute(
         repo=json.dumps(repo_id or "."),
