@@ -1,9 +1,10 @@
 """What a shell starts in the background ignores SIGINT, and so would every process that tests start and interrupt.
 Nothing is kept in the caches of whoever runs the tests. A process has one thread: the models are small, and what pytest
 runs side by side uses every core (with a thread for each core in each of them it takes a hundred times as long).
-Nothing asks for the address of another machine."""
+Nothing asks for the address of another machine. What is imported is no garbage, and not looked through for any."""
 
 import atexit
+import gc
 import os
 import shutil
 import signal
@@ -22,6 +23,13 @@ os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="hf-home-")  # before anything r
 atexit.register(shutil.rmtree, os.environ["HF_HOME"], ignore_errors=True)
 # Or else the first request of a process to a test's own Hub has huggingface_hub fetch this from the real one.
 Path(os.environ["HF_HOME"], ".agent_harnesses.json").write_text('{"standardEnvVars": [], "harnesses": {}}')
+
+gc.disable()  # until all tests are imported
+
+
+def pytest_collection_finish():
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -88,7 +88,7 @@ def runs(tmp_path_factory):
                 checkpoints={"every_steps": 2, "keep_last": 5},
             )
             assert tiny_runs.run(recipe, folder / kind / "one") == 0
-    tiny_runs.launch(folder / "program.py", folder, **ASKED)
+    tiny_runs.fork(folder / "program.py", folder, **ASKED)
     return folder
 
 
@@ -204,7 +204,7 @@ def test_two_copies_of_two_halves_give_the_losses_of_one(runs):
     """HSDP, and layers that are computed again."""
     (runs / "hybrid.py").write_text(HYBRID, encoding="utf-8")
     asked = ASKED | MESH | {"PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "2", "FSDP_ACTIVATION_CHECKPOINTING": "true"}
-    tiny_runs.launch(runs / "hybrid.py", runs, processes=4, **asked)
+    tiny_runs.fork(runs / "hybrid.py", runs, processes=4, **asked)
     for kind in OPTIONS:
         one, four = tiny_runs.losses(runs / kind / "one"), tiny_runs.losses(runs / kind / "hybrid")
         assert one.keys() == four.keys() and max(abs(one[step] - four[step]) for step in one) < 1e-5
@@ -260,7 +260,7 @@ os._exit(0)
 def test_processes_that_share_every_matrix_give_the_losses_of_one(outputs, processes, asked, runs):
     """Tensor parallelism, alone and beside FSDP2; a resumed run is bit-identical, and goes on as one process."""
     (runs / "group.py").write_text(TENSOR_PARALLEL, encoding="utf-8")
-    tiny_runs.launch(runs / "group.py", runs, *outputs, processes=processes, **asked)
+    tiny_runs.fork(runs / "group.py", runs, *outputs, processes=processes, **asked)
     for kind in OPTIONS:
         one, *others = (tiny_runs.losses(runs / kind / name) for name in ("one", *outputs))
         assert all(one.keys() == many.keys() for many in others)
@@ -515,7 +515,7 @@ def test_a_signal_to_one_process_ends_the_evaluation_of_all_which_is_then_made_f
     recipe = tiny_runs.write_recipe(tmp_path, optimisation={"max_steps": 8}, evaluation={"every_steps": 5})
     (tmp_path / "program.py").write_text(STOPPED, encoding="utf-8")
     for output, words in (("whole", ["--overwrite"]), ("stopped", []), ("stopped", ["--resume"])):
-        said = tiny_runs.launch(tmp_path / "program.py", recipe, tmp_path / output, *words, **ASKED)
+        said = tiny_runs.fork(tmp_path / "program.py", recipe, tmp_path / output, *words, **ASKED)
     assert "resuming" in said and "step-00000005-unmeasured" in said
     whole, stopped = tiny_runs.weights(tmp_path / "whole"), tiny_runs.weights(tmp_path / "stopped")
     assert all(torch.equal(whole[name], stopped[name]) for name in whole)
@@ -526,7 +526,7 @@ def test_a_part_that_cannot_be_written_ends_the_run_of_all(runs, tmp_path):
     """And leaves nothing half-written."""
     program = tmp_path / "program.py"
     program.write_text(FULL, encoding="utf-8")
-    said = tiny_runs.launch(program, runs / "muon" / "recipe.yaml", tmp_path / "run", **ASKED)
+    said = tiny_runs.fork(program, runs / "muon" / "recipe.yaml", tmp_path / "run", **ASKED)
     assert said.count("the checkpoint cannot be saved: Error while serializing: I/O error: No space left") == 2
     assert said.count("there is none before it") == 2
     assert not [*(tmp_path / "run" / "checkpoints").iterdir()]
@@ -544,7 +544,7 @@ def test_weights_that_are_drawn_where_they_lie_are_those_of_one_process(natives,
     all of it."""
     program = tmp_path / "program.py"
     program.write_text(DRAWN, encoding="utf-8")
-    said = tiny_runs.launch(program, *OURS, *natives, **asked)
+    said = tiny_runs.fork(program, *OURS, *natives, **asked)
     assert all(said.count(f"{family} equal") == 2 for family in (*OURS, *natives))  # lines of two may be one
 
 
@@ -578,7 +578,7 @@ def test_parts_of_a_model_that_exists_are_read_where_they_will_lie(is_native, ru
     assert tiny_runs.run(tmp_path / "recipe.yaml", tmp_path / "one") == 0
     (tmp_path / "program.py").write_text(EXACT, encoding="utf-8")
     words = [tmp_path / "program.py", tmp_path / "recipe.yaml", "--output_dir", tmp_path / "two"]
-    tiny_runs.launch(*words, **ASKED)
+    tiny_runs.fork(*words, **ASKED)
     one, two = tiny_runs.losses(tmp_path / "one"), tiny_runs.losses(tmp_path / "two")
     assert one.keys() == two.keys() and max(abs(one[step] - two[step]) for step in one) < 1e-5
     newest = checkpoints.Store(tmp_path / "two" / "checkpoints", Checkpoints()).complete()[0]

@@ -1,9 +1,14 @@
 """Runs of seconds for the tests of `training`: a corpus, a recipe for each objective, and what a run left behind."""
 
+import contextlib
+import multiprocessing
 import os
 import random
+import runpy
+import socket
 import subprocess
 import sys
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +28,7 @@ NUMBERS = {
     "six": "sechs",
     "seven": "sieben",
 }
+ROOT = Path(__file__).parent.parent
 MODEL = {
     "hidden_size": 16,
     "intermediate_size": 32,
@@ -95,14 +101,52 @@ def run(recipe: Path, output: Path, *words: str) -> int:
 
 
 def launch(*words: str | Path, processes: int = 2, **environment: str) -> str:
-    """What processes on gloo that run `python WORDS` print; they have to succeed."""
+    """What processes on gloo that `torchrun` starts to run `python WORDS` print; they have to succeed."""
     count = ["--nproc_per_node", str(processes)]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", *count, *map(str, words)]
-    root = Path(__file__).parent.parent
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)} | environment
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=600)
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | environment
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
+
+
+def fork(program: Path, *words: str | Path, processes: int = 2, **environment: str) -> str:
+    """The same of a program, in processes that begin with everything imported, which takes longer than most of what
+    they do. One that has done nothing else is there to be forked, as long as the tests run."""
+    forks = multiprocessing.get_context("forkserver")
+    forks.set_forkserver_preload(["tests.tiny_runs", "training.loop", "transformers.models.auto.modeling_auto"])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    group |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)} | environment
+    said = program.with_suffix(".log")
+    said.unlink(missing_ok=True)
+    members = [
+        forks.Process(
+            target=_member, args=(said, group | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, [program, *words])
+        )
+        for rank in range(processes)
+    ]
+    with contextlib.chdir(ROOT):  # where what is imported lies
+        for member in members:
+            member.start()
+    try:
+        while alive := [member.sentinel for member in members if member.exitcode is None]:
+            assert wait(alive, timeout=600), "they do not end"
+            assert not any(member.exitcode for member in members), said.read_text(encoding="utf-8")
+    finally:
+        for member in members:  # the others wait for one that failed
+            member.kill()
+    return said.read_text(encoding="utf-8")
+
+
+def _member(said: Path, environment: dict[str, str], words: list[str | Path]) -> None:
+    os.environ.update(environment)
+    with said.open("ab") as log:
+        os.dup2(log.fileno(), sys.stdout.fileno())
+        os.dup2(log.fileno(), sys.stderr.fileno())
+    sys.argv = [*map(str, words)]
+    runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def losses(output: Path) -> dict[int, float]:

@@ -1,6 +1,7 @@
 """Train a model of any of the three families from a recipe: `accelerate launch -m training RECIPE.yaml --key value`."""
 
 import contextlib
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -43,3 +44,16 @@ def leaving_at_once() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """What is imported stays: looking for garbage among it takes a fifth of the time that importing takes."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was_enabled:
+            gc.enable()

@@ -31,9 +31,9 @@ import textwrap
 from pathlib import Path
 from typing import NoReturn
 
-from . import leaving_at_once
+from . import leaving_at_once, uncollected
 
-with leaving_at_once():  # these take seconds, in which one may think better of it
+with leaving_at_once(), uncollected():  # these take seconds, in which one may think better of it
     import torch
     import transformers
 

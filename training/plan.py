@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from accelerate import init_empty_weights
 from accelerate.utils import broadcast_object_list
 
 from hf_scratch_transformer import ScratchConfig
@@ -184,9 +183,8 @@ def fitting(run: Run, pace: Pace, minutes: float, most: float = math.inf) -> dic
         return sizes | {name: max(1, round(getattr(config, name) * size / whole)) for name in depths}
 
     def seconds(size: int) -> float:
-        with init_empty_weights(), torch.random.fork_rng([]):
+        with torch.device("meta"):
             model = type(run.unwrapped_model)(build_config(given | scaled(size), tokens))
-        model.tie_weights()  # which parameters without memory are not
         parameters, before = model.num_parameters(), run.unwrapped_model.num_parameters()
         targets = TARGETS[run.recipe.objective](run.recipe) * model.num_parameters(exclude_embeddings=True)
         if size > 1 and LEAST_A_PARAMETER * targets > most:

@@ -8,7 +8,7 @@ import transformers
 from .. import configuration_scratch
 from .tables import Field, OneOf, Row, only, same
 
-NATIVE = {*dir(transformers)}  # all classes there are, none of which is imported for it
+NATIVE = {*transformers.__all__}  # all classes there are, none of which is imported for it
 TOKENS = same("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id", "tie_word_embeddings")
 _UNGATED = [name for name, activation in configuration_scratch.ACTIVATIONS.items() if not activation.is_gated]
 ACTIVATIONS = {**{name: name for name in _UNGATED}, "swish": "silu"}

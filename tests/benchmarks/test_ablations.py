@@ -172,7 +172,8 @@ def test_an_idea_that_cannot_be_run_loses_no_others(tmp_path, monkeypatch, capsy
     assert [(run["changes"], run["seed"], run["loss"]) for run in runs] == [({}, 1, 3.0), ({}, 2, 4.0)]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_what_runs_too(tmp_path, number):
     slow = {"name": "slow", "changes": {"optimisation.max_steps": 10**6}}
     file, folder = written(tmp_path, ideas=[slow]), tmp_path / "temporary"

@@ -18,7 +18,7 @@ TEXTS = [
 CLASSES = {"decoder": ScratchDecoderForCausalLM, "seq2seq": ScratchSeq2SeqForConditionalGeneration}
 
 
-@pytest.fixture(params=CLASSES)
+@pytest.fixture(params=["seq2seq", pytest.param("decoder", marks=pytest.mark.slow)])
 def folder(request, tmp_path):
     tokenizer = train_tokenizer(TEXTS, family=request.param, vocab_size=300, min_frequency=1)
     model = tiny.model(CLASSES[request.param], **config_fields(tokenizer, request.param))
