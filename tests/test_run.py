@@ -1,5 +1,7 @@
 """A run: its folder, its set-up, its state through a checkpoint and back, and the weights it ends with."""
 
+import contextlib
+import gc
 import json
 import os
 import shutil
@@ -11,6 +13,7 @@ import psutil
 import pytest
 import torch
 
+import training
 from tests import tiny_runs
 from training import checkpoints, corpus, metrics
 from training.recipe import parse
@@ -76,6 +79,21 @@ def test_importing_training_runs_no_command_line_and_draws_no_picture():
     code = f"import sys, {', '.join(modules)}; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert not {"training.__main__", "hf_scratch_transformer.insight.pictures"} & set(loaded.stdout.split())
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_no_garbage_is_looked_for_among_what_is_imported(is_enabled, monkeypatch):
+    """And whoever had it looked for, or had not, has it so again; also after an import that fails."""
+    frozen, before = [], gc.isenabled()
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(gc.isenabled()))
+    try:
+        (gc.enable if is_enabled else gc.disable)()
+        with contextlib.suppress(ImportError), training.uncollected():
+            assert not gc.isenabled()
+            raise ImportError
+        assert gc.isenabled() is is_enabled and frozen == [False]
+    finally:
+        (gc.enable if before else gc.disable)()
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="oneDNN is not there")
