@@ -59,7 +59,9 @@ def test_a_resumed_run_is_the_run_that_never_stopped(objective, tmp_path, monkey
 
 
 def test_the_share_of_time_that_is_spent_waiting_for_data_is_logged(tmp_path, monkeypatch):
-    recipe = tiny_runs.write_recipe(tmp_path, evaluation={"every_steps": None}, checkpoints={"every_steps": None})
+    alone = {"splits": {"train": "train"}}  # other batches would be waited for, too
+    few, never = {"max_steps": 6}, {"every_steps": None}
+    recipe = tiny_runs.write_recipe(tmp_path, data=alone, evaluation=never, optimisation=few)
     honest, slowly = Translation.collate, 0.0
     monkeypatch.setattr(Translation, "collate", lambda *given: time.sleep(slowly) or honest(*given))
     medians = []
