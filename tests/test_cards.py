@@ -127,9 +127,10 @@ def test_what_is_not_as_the_card_says_is_named(wrong, trained, card, tmp_path, c
     assert f"{card} was trained on {there}" in error.replace("\n", " ") and "this on cpu, " in error
 
 
-def test_a_copy_is_no_further_seed(trained, card, tmp_path, capsys):
+@pytest.mark.parametrize("more", [b"", b"\n"])
+def test_a_copy_is_no_further_seed(more, trained, card, tmp_path, capsys):
     """Of the same numbers twice there is no spread, and every honest seed would be outside."""
-    (card / "seed-5.jsonl").write_bytes((card / "seed-4.jsonl").read_bytes())
+    (card / "seed-5.jsonl").write_bytes((card / "seed-4.jsonl").read_bytes() + more)
     assert verify(card, trained, tmp_path) == 2
     error = capsys.readouterr().err
     assert "metrics of two of its seeds are the same" in error and not (tmp_path / "again").exists()

@@ -199,6 +199,13 @@ os._exit(0)
 """
 
 
+@pytest.mark.parametrize("fails", ["True", "os.environ['RANK'] == '1'"])
+def test_a_program_of_several_processes_that_fails_says_so(fails, tmp_path):
+    (tmp_path / "program.py").write_text(f"import os, sys\nif {fails}:\n    sys.exit('it failed')\n")
+    with pytest.raises(AssertionError, match=r"exit codes \[.*1.*\]: (?s:.*)it failed"):
+        tiny_runs.fork(tmp_path / "program.py")
+
+
 @pytest.mark.slow
 def test_two_copies_of_two_halves_give_the_losses_of_one(runs):
     """HSDP, and layers that are computed again."""

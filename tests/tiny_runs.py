@@ -112,35 +112,36 @@ def launch(*words: str | Path, processes: int = 2, **environment: str) -> str:
 
 def fork(program: Path, *words: str | Path, processes: int = 2, **environment: str) -> str:
     """The same of a program, in processes that begin with everything imported, which takes longer than most of what
-    they do. One that has done nothing else is there to be forked, as long as the tests run."""
+    they do: forks of one that has done nothing else, and is there as long as the tests run."""
     forks = multiprocessing.get_context("forkserver")
     forks.set_forkserver_preload(["tests.tiny_runs", "training.loop", "transformers.models.auto.modeling_auto"])
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-    group |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)} | environment
+    group |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
     said = program.with_suffix(".log")
-    said.unlink(missing_ok=True)
-    members = [
-        forks.Process(
-            target=_member, args=(said, group | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, [program, *words])
-        )
-        for rank in range(processes)
-    ]
+    said.write_bytes(b"")
+    members = []
+    for rank in map(str, range(processes)):
+        whole = os.environ | group | {"RANK": rank, "LOCAL_RANK": rank} | environment
+        members.append(forks.Process(target=_member, args=(said, whole, [program, *words])))
     with contextlib.chdir(ROOT):  # where what is imported lies
         for member in members:
             member.start()
     try:
         while alive := [member.sentinel for member in members if member.exitcode is None]:
-            assert wait(alive, timeout=600), "they do not end"
-            assert not any(member.exitcode for member in members), said.read_text(encoding="utf-8")
+            if not wait(alive, timeout=600) or any(member.exitcode for member in members):
+                break  # the others wait for one that failed
     finally:
-        for member in members:  # the others wait for one that failed
+        codes = [member.exitcode for member in members]
+        for member in members:
             member.kill()
+    assert codes == [0] * processes, f"exit codes {codes}: {said.read_text(encoding='utf-8')}"
     return said.read_text(encoding="utf-8")
 
 
 def _member(said: Path, environment: dict[str, str], words: list[str | Path]) -> None:
+    os.environ.clear()
     os.environ.update(environment)
     with said.open("ab") as log:
         os.dup2(log.fileno(), sys.stdout.fileno())
