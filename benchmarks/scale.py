@@ -23,7 +23,6 @@ from typing import Any
 
 import torch
 import yaml
-from accelerate import init_empty_weights
 
 from hf_scratch_transformer import ScratchDecoderConfig, ScratchDecoderForCausalLM
 from hf_scratch_transformer.files import write_text
@@ -60,7 +59,7 @@ class Model:
 
     def counted(self) -> tuple[int, int]:
         """Parameters in all, and of one block."""
-        with init_empty_weights(), torch.random.fork_rng([]):
+        with torch.device("meta"):
             model = ScratchDecoderForCausalLM(ScratchDecoderConfig(**self.fields))
         block = sum(parameter.numel() for parameter in model.model.layers[0].parameters())
         return sum(parameter.numel() for parameter in model.parameters()), block
