@@ -17,7 +17,7 @@ from .conversion.folders import open_saved
 from .conversion.tables import TRAINING_ONLY
 from .files import making, new_folder, reading
 from .stack_scratch import ScratchPreTrainedModel
-from .tokenization import config_fields
+from .tokenization import config_fields, sides
 
 LAYER = re.compile(
     r"(?P<stack>|.*?\b(?P<side>encoder|decoder)\.|model\.)(?P<parts>layers|position_bias)\.(?P<index>\d+)\.(?P<rest>.*)"
@@ -123,11 +123,16 @@ def fit_vocabulary(
         new: the one it shall have; fewer tokens or more.
 
     Raises:
-        ValueError: for a translator with a vocabulary on each side.
+        ValueError: for a translator, or a tokenizer, with a vocabulary on each side.
     """
     if not getattr(model.config, "share_encoder_decoder_embeddings", True):
         kind = type(model).__name__
         raise ValueError(f"share_encoder_decoder_embeddings=False: {kind} has a vocabulary for each side")
+    for tokenizer in (old, new):
+        source, target = sides(tokenizer)
+        if target is not source:
+            kind = type(tokenizer).__name__
+            raise ValueError(f"separate_vocabs=True: {kind} has a vocabulary for each side, the model one for both")
     if len(old) > model.config.vocab_size:
         raise ValueError(f"a tokenizer of {len(old)} tokens is not that of a model with {model.config.vocab_size} rows")
     rows = _rows(old, new)

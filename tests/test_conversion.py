@@ -33,7 +33,7 @@ from hf_scratch_transformer.conversion.families import FAMILIES
 from hf_scratch_transformer.conversion.folders import _counterparts, our_task
 from hf_scratch_transformer.conversion.gguf import FORMS
 from hf_scratch_transformer.hub import RunRecords, write_model_card
-from hf_scratch_transformer.tokenization import train_tokenizer
+from hf_scratch_transformer.tokenization import join_tokenizers, train_tokenizer
 
 from . import tiny
 from .hub_server import TOKEN, HubServer
@@ -786,6 +786,30 @@ def test_tokenizer_and_generation_settings_are_carried_along(tmp_path, tokenizer
         assert (generation.max_new_tokens, generation.num_beams) == (5, 2)
     assert convert_from(tmp_path / "native").generation_config.num_beams == 2
     assert json.loads((tmp_path / "ours/tokenizer_config.json").read_text())["tokenizer_class"] == "GPT2Tokenizer"
+
+
+def test_a_vocabulary_for_each_language_is_carried_along(tmp_path, capsys):
+    sides = [
+        train_tokenizer([text], family="seq2seq", vocab_size=size)
+        for text, size in (("the cat ate a dog " * 9, 270), ("die Katze fraß einen Hund " * 9, 280))
+    ]
+    tokenizer = join_tokenizers(*sides)
+    theirs = native("marian", share_encoder_decoder_embeddings=False, vocab_size=270, decoder_vocab_size=280)
+    theirs.save_pretrained(tmp_path / "native")
+    tokenizer.save_pretrained(tmp_path / "native")
+    (tmp_path / "native/target_vocab.json").write_text("{}")  # of MarianTokenizer, if it has two
+    assert cli.main(["convert", str(tmp_path / "native"), str(tmp_path / "ours")]) == 0
+    capsys.readouterr()
+    assert cli.main(["convert", str(tmp_path / "ours"), str(tmp_path / "back"), "--to", "marian"]) == 0
+    assert "its tokenizer, of two vocabularies, is read with trust_remote_code=True" in capsys.readouterr().out
+    source, target = "the cat", "die Katze"
+    for folder in ("ours", "back"):
+        assert (tmp_path / folder / "target_vocab.json").exists()
+        assert (tmp_path / folder / "tokenization_scratch.py").exists()  # for who does not have this package
+        loaded = AutoTokenizer.from_pretrained(tmp_path / folder, trust_remote_code=True)
+        assert loaded(source).input_ids == sides[0](source).input_ids
+        assert loaded(text_target=target).input_ids == sides[1](target).input_ids
+        assert loaded.decode(sides[1](target).input_ids, skip_special_tokens=True) == target
 
 
 def test_a_repository_on_the_hub(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ import hf_scratch_transformer as scratch
 from hf_scratch_transformer import cli
 from hf_scratch_transformer.conversion import convert_from, convert_to
 from hf_scratch_transformer.surgery import average, fit_vocabulary, select_layers
-from hf_scratch_transformer.tokenization import train_tokenizer
+from hf_scratch_transformer.tokenization import config_fields, join_tokenizers, train_tokenizer
 
 from . import tiny
 from .test_conversion import native
@@ -182,6 +182,15 @@ def test_a_translator_with_two_vocabularies_is_refused(tokenizers):
     )
     with pytest.raises(ValueError, match="ScratchSeq2SeqForConditionalGeneration has a vocabulary for each side"):
         fit_vocabulary(model, *tokenizers)
+
+
+def test_a_tokenizer_of_two_vocabularies_is_refused():
+    sizes = (263, 264)
+    alone = [train_tokenizer(["the cat ate the dog"], family="seq2seq", vocab_size=size) for size in sizes]
+    model = tiny.model(scratch.ScratchSeq2SeqForConditionalGeneration, **config_fields(alone[0], "seq2seq"))
+    for old, new in ((alone[0], join_tokenizers(*alone)), (join_tokenizers(*alone), alone[1])):
+        with pytest.raises(ValueError, match="Tokenizer has a vocabulary for each side, the model one"):
+            fit_vocabulary(model, old, new)
 
 
 def test_the_commands(tmp_path, capsys, tokenizers):

@@ -17,6 +17,7 @@ from torch import Tensor
 from ..configuration_scratch import ScratchDecoderConfig, ScratchSeq2SeqConfig
 from ..files import reading
 from ..stack_scratch import ScratchPreTrainedModel
+from ..tokenization import sides
 from .comparison import Comparison, follow
 from .folders import Saved, convert_to
 
@@ -40,13 +41,13 @@ def write(saved: Saved, model: ScratchPreTrainedModel, new: Path) -> None:
 
 def run(saved: Saved, model: ScratchPreTrainedModel, new: Path) -> Comparison:
     """What CTranslate2 computes by this folder, and writes, beside the model."""
-    tokenizer = saved.tokenizer()
+    source_side, target_side = sides(saved.tokenizer())
     model_class = ctranslate2.Translator if model.config.is_encoder_decoder else ctranslate2.Generator
     with reading(f"{new.name}, which CTranslate2 cannot open"):
         engine = model_class(os.fspath(new), compute_type="float32")
 
     def write(source: Tensor | None, text: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        given = [tokenizer.convert_ids_to_tokens(row) for row in (text if source is None else source).tolist()]
+        given = [source_side.convert_ids_to_tokens(row) for row in (text if source is None else source).tolist()]
         if source is None:
             lengths = {"min_length": count, "max_length": count, "include_prompt_in_result": False}
             results = engine.generate_batch(given, **lengths, return_logits_vocab=True)
@@ -56,10 +57,11 @@ def run(saved: Saved, model: ScratchPreTrainedModel, new: Path) -> Comparison:
             results = engine.translate_batch(given, beam_size=1, **lengths, return_logits_vocab=True)
             written = [result.hypotheses[0] for result in results]
         logits = [[np.array(step) for step in result.logits[0]] for result in results]
-        return torch.tensor([tokenizer.convert_tokens_to_ids(row) for row in written]), torch.tensor(np.array(logits))
+        return torch.tensor([target_side.convert_tokens_to_ids(row) for row in written]), torch.tensor(np.array(logits))
 
     # Until the text is as long as it was told to be, it leaves out the token that ends it.
-    return follow(model, write, words=min(len(tokenizer), model.config.vocab_size), barred=[tokenizer.eos_token_id])
+    words = min(len(source_side), model.config.vocab_size)
+    return follow(model, write, words=words, barred=[target_side.eos_token_id])
 
 
 class _Converter(TransformersConverter):
@@ -85,6 +87,16 @@ class TranslatorLoader(_Vocabulary, BartLoader):
     targets start from a vector of zeros."""
 
     architecture_name = "AutoModelForSeq2SeqLM"
+
+    def get_vocabulary(self, model: ScratchPreTrainedModel, tokenizer: Any) -> tuple[list[str], list[str]]:
+        every = super(BartLoader, self).get_vocabulary  # BART's leaves out what the source has no row for
+        source, target = (every(model, side) for side in sides(tokenizer))
+        return source[: model.config.vocab_size], target[: model.config.decoder_vocab_size]
+
+    def set_vocabulary(self, spec: Any, tokens: tuple[list[str], list[str]]) -> None:
+        source, target = tokens
+        spec.register_source_vocabulary(source)
+        spec.register_target_vocabulary(target)
 
     def get_model_spec(self, model: ScratchPreTrainedModel) -> Any:
         native = convert_to(model, "marian")

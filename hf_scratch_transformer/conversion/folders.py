@@ -31,6 +31,7 @@ import hf_scratch_transformer
 from ..configuration_scratch import ScratchConfig, ScratchDecoderConfig, ScratchEncoderConfig, ScratchSeq2SeqConfig
 from ..files import is_repository_id, making, new_folder, reading
 from ..stack_scratch import ScratchPreTrainedModel
+from ..tokenization_scratch import TARGET_FILE, ScratchTranslationTokenizer
 from .comparison import Comparison, compare
 from .families import FAMILIES
 from .tables import Family
@@ -47,6 +48,7 @@ TOKENIZER_FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
     "vocab*",
+    "target_*",  # of a translator with a vocabulary for each language, ours or Marian
     "merges.txt",
     "*.spm",
     "*.model",
@@ -185,11 +187,14 @@ class Report:
     kept: tuple[str, ...]  # options without counterpart that change nothing that is computed: noted for the way back
     compared: Comparison | None
     by: str = "transformers"  # the package that computed what was compared
+    has_two_vocabularies: bool = False  # for which no fast tokenizer of transformers is
 
     def __str__(self) -> str:
         lines = [f"{self.source} as {self.target}: {self.tensors} tensors, {self.parameters:,} parameters"]
         if self.kept:
             lines.append(f"without counterpart, noted for the way back: {', '.join(self.kept)}")
+        if self.has_two_vocabularies:
+            lines.append("its tokenizer, of two vocabularies, is read with trust_remote_code=True")
         return "\n".join(lines + ([] if self.compared is None else [str(self.compared)]))
 
 
@@ -258,6 +263,7 @@ def convert_folder(
         translation.model.num_parameters(),
         kept,
         compared,
+        has_two_vocabularies=(target / TARGET_FILE).exists(),
     )
 
 
@@ -420,3 +426,7 @@ def _copy_tokenizer(source: Path, config: PreTrainedConfig, target: Path) -> Non
         if "tokenizer_class" not in settings and config.model_type in TOKENIZER_MAPPING_NAMES:
             settings["tokenizer_class"] = TOKENIZER_MAPPING_NAMES[config.model_type]
             path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    if (target / TARGET_FILE).exists():
+        # No fast tokenizer of transformers has two vocabularies: beside a native model, too, its code goes along.
+        with reading(source):
+            ScratchTranslationTokenizer.from_pretrained(source).save_pretrained(target)

@@ -31,6 +31,10 @@ MODELS = {
         ScratchSeq2SeqForConditionalGeneration,
         LIKE_LLAMA | UNTIED | {"position_embedding_type": "learned"},
     ),
+    "seq2seq of two vocabularies": (
+        ScratchSeq2SeqForConditionalGeneration,
+        LIKE_LLAMA | UNTIED | {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 37},
+    ),
 }
 
 

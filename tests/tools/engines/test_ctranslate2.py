@@ -3,7 +3,6 @@
 import copy
 import importlib
 import random
-from functools import partial
 from pathlib import Path
 
 import ctranslate2
@@ -18,7 +17,7 @@ from hf_scratch_transformer import (
     ScratchSeq2SeqForConditionalGeneration,
 )
 from hf_scratch_transformer.cli import main
-from hf_scratch_transformer.tokenization import config_fields, train_tokenizer
+from hf_scratch_transformer.tokenization import config_fields, join_tokenizers, sides, train_tokenizer
 from tests import tiny
 
 LIKE_MARIAN = {
@@ -38,13 +37,17 @@ def sentences(texts) -> list[str]:
     return [" ".join(draw.choices(words, k=draw.randint(4, 12))) for _ in range(200)]
 
 
-def trained(model_class: type[PreTrainedModel], sentences: list[str], folder: Path, **shape) -> Trained:
+def trained(
+    model_class: type[PreTrainedModel], sentences: list[str], folder: Path, separate_vocabs: bool = False, **shape
+) -> Trained:
     """A model that has learnt enough for each sentence to go on in a way of its own: turned round, or by heart."""
     family = tiny.family(model_class)
-    tokenizer = train_tokenizer(sentences, family=family, vocab_size=320, min_frequency=1)
-    encode = partial(tokenizer, padding=True, return_tensors="pt", return_token_type_ids=False)
-    inputs = encode(sentences)
-    turned = encode([" ".join(reversed(text.split())) for text in sentences])
+    sizes = (320, 300)[: 1 + separate_vocabs]
+    alone = [train_tokenizer(sentences, family=family, vocab_size=size, min_frequency=1) for size in sizes]
+    tokenizer = join_tokenizers(*alone) if separate_vocabs else alone[0]
+    tensors = {"padding": True, "return_tensors": "pt", "return_token_type_ids": False}
+    inputs = tokenizer(sentences, **tensors)
+    turned = sides(tokenizer)[1]([" ".join(reversed(text.split())) for text in sentences], **tensors)
     target = turned if family == "seq2seq" else inputs
     labels = target["input_ids"].masked_fill(target["attention_mask"] == 0, -100)
     model = tiny.model(model_class, **config_fields(tokenizer, family) | shape, initializer_range=0.1).train()
@@ -58,11 +61,11 @@ def trained(model_class: type[PreTrainedModel], sentences: list[str], folder: Pa
     return model, tokenizer, folder
 
 
-@pytest.fixture(scope="module")
-def translator(sentences, tmp_path_factory) -> Trained:
+@pytest.fixture(scope="module", params=[False, True], ids=["one vocabulary", "one for each side"])
+def translator(request, sentences, tmp_path_factory) -> Trained:
     shape = LIKE_MARIAN | {"max_position_embeddings": 64}
     folder = tmp_path_factory.mktemp("translator")
-    return trained(ScratchSeq2SeqForConditionalGeneration, sentences, folder, **shape)
+    return trained(ScratchSeq2SeqForConditionalGeneration, sentences, folder, request.param, **shape)
 
 
 @pytest.fixture(scope="module")
@@ -90,14 +93,14 @@ def generate(model: PreTrainedModel, beams: int, **inputs: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("beams", [1, 4])
 def test_translator(beams, translator, sentences, tmp_path):
-    """a translator, greedy and 4 beams: tokens of 200 sentences, its own = ours"""
+    """a translator, of one vocabulary and of two, greedy and 4 beams: tokens of 200 sentences, its own = ours"""
     model, tokenizer, folder = translator
     assert main(["export", str(folder), str(tmp_path / "engine"), "--to", "ctranslate2"]) == 0
     engine = ctranslate2.Translator(str(tmp_path / "engine"), compute_type="float32")
     tokens = [tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"]) for text in sentences]
     limits = {"max_decoding_length": NEW, "min_decoding_length": 0}
     theirs = [
-        tokenizer.convert_tokens_to_ids(result.hypotheses[0])
+        sides(tokenizer)[1].convert_tokens_to_ids(result.hypotheses[0])
         for result in engine.translate_batch(tokens, beam_size=beams, **limits)
     ]
     inputs = tokenizer(sentences, padding=True, return_tensors="pt", return_token_type_ids=False)

@@ -32,7 +32,7 @@ def test_decoder(exported):
     files.compare_decoder(runner(exported.folder / "model.onnx"), exported.model)
 
 
-@pytest.mark.parametrize("exported", ["seq2seq", "learned seq2seq"], indirect=True)
+@pytest.mark.parametrize("exported", ["seq2seq", "learned seq2seq", "seq2seq of two vocabularies"], indirect=True)
 def test_translator(exported):
     """a translator in three files, cache as inputs and outputs: greedy tokens of padded sentences = ours"""
     files.compare_translator(lambda name: runner(exported.folder / f"{name}.onnx"), exported.model)
