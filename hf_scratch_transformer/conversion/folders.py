@@ -187,7 +187,7 @@ class Report:
     kept: tuple[str, ...]  # options without counterpart that change nothing that is computed: noted for the way back
     compared: Comparison | None
     by: str = "transformers"  # the package that computed what was compared
-    has_two_vocabularies: bool = False  # for which no fast tokenizer of transformers is
+    has_two_vocabularies: bool = False  # of the tokenizer, as no fast one of transformers has
 
     def __str__(self) -> str:
         lines = [f"{self.source} as {self.target}: {self.tensors} tensors, {self.parameters:,} parameters"]
