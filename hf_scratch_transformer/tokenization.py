@@ -298,13 +298,10 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerFast, config: PreTrainedConfig
         ValueError: more tokens than rows in the embedding table, a special token with another id than the config has,
             or texts cut later (`model_max_length`) than the model has positions. Names the field and both values.
     """
-    own_table = target and getattr(config, "decoder_vocab_size", None) is not None
-    table = "decoder_vocab_size" if own_table else "vocab_size"
+    check_rows(tokenizer, config, target=target)
     # Not decoder_start_token_id: checkpoints of other families may start with the pad or the end instead.
     fields = config_fields(tokenizer, "decoder")
-    needed = fields.pop("vocab_size")
-    if needed > getattr(config, table):
-        raise ValueError(f"the tokenizer has {needed} tokens, the config {table}={getattr(config, table)}")
+    del fields["vocab_size"]
     for name, value in fields.items():
         given = getattr(config, name, None)
         if value not in (given if isinstance(given, list) else [given]):
@@ -315,6 +312,14 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerFast, config: PreTrainedConfig
             f"the tokenizer has model_max_length={tokenizer.model_max_length}, the config "
             f"max_position_embeddings={longest}"
         )
+
+
+def check_rows(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, *, target: bool = False) -> None:
+    """Of what `check_tokenizer` refuses, more tokens than rows in the embedding table."""
+    own_table = target and getattr(config, "decoder_vocab_size", None) is not None
+    table = "decoder_vocab_size" if own_table else "vocab_size"
+    if len(tokenizer) > getattr(config, table):
+        raise ValueError(f"the tokenizer has {len(tokenizer)} tokens, the config {table}={getattr(config, table)}")
 
 
 def check_unknown(tokenizer: Any) -> None:

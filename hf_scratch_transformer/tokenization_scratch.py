@@ -40,19 +40,19 @@ class ScratchTranslationTokenizer(PreTrainedTokenizerFast):
             separate_vocabs: saved with the tokenizer, so that a folder without its target's file is refused.
 
         Raises:
-            ValueError: the target's is missing, or a special token has another id there.
+            ValueError: the target's is missing or damaged, or a special token has another id there.
         """
         target = target_tokenizer_object
         if target is None and target_tokenizer_file is not None:
-            target = Tokenizer.from_file(target_tokenizer_file)
+            try:
+                target = Tokenizer.from_file(target_tokenizer_file)
+            except Exception as error:  # the library has no other, and does not say which file
+                raise ValueError(f"{target_tokenizer_file}: {error}") from error
         if separate_vocabs and target is None:
             raise ValueError(f"separate_vocabs=True: {kwargs.get('name_or_path', '')} has no {TARGET_FILE}")
         super().__init__(*args, separate_vocabs=target is not None, **kwargs)
-        options = {"model_max_length": self.model_max_length, "clean_up_tokenization_spaces": False}
-        options |= {
-            "padding_side": self.padding_side,
-            "truncation_side": self.truncation_side,
-        } | self.special_tokens_map
+        options = {name: getattr(self, name) for name in ("model_max_length", "padding_side", "truncation_side")}
+        options |= {"clean_up_tokenization_spaces": False} | self.special_tokens_map
         self.source = PreTrainedTokenizerFast(tokenizer_object=self._tokenizer, **options)
         self.target = self.source if target is None else PreTrainedTokenizerFast(tokenizer_object=target, **options)
         for token in self.all_special_tokens:

@@ -5,6 +5,7 @@ import importlib
 import itertools
 import json
 import re
+import shutil
 import subprocess
 import sys
 import weakref
@@ -21,7 +22,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 from torch.testing import assert_close
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 import hf_scratch_transformer as scratch
 from hf_scratch_transformer import cli, hub
@@ -788,28 +796,69 @@ def test_tokenizer_and_generation_settings_are_carried_along(tmp_path, tokenizer
     assert json.loads((tmp_path / "ours/tokenizer_config.json").read_text())["tokenizer_class"] == "GPT2Tokenizer"
 
 
-def test_a_vocabulary_for_each_language_is_carried_along(tmp_path, capsys):
-    sides = [
-        train_tokenizer([text], family="seq2seq", vocab_size=size)
-        for text, size in (("the cat ate a dog " * 9, 270), ("die Katze fraß einen Hund " * 9, 280))
-    ]
-    tokenizer = join_tokenizers(*sides)
-    theirs = native("marian", share_encoder_decoder_embeddings=False, vocab_size=270, decoder_vocab_size=280)
-    theirs.save_pretrained(tmp_path / "native")
-    tokenizer.save_pretrained(tmp_path / "native")
-    (tmp_path / "native/target_vocab.json").write_text("{}")  # of MarianTokenizer, if it has two
-    assert cli.main(["convert", str(tmp_path / "native"), str(tmp_path / "ours")]) == 0
+@pytest.fixture(scope="module")
+def of_two_vocabularies(tmp_path_factory) -> tuple[Path, list[PreTrainedTokenizerFast]]:
+    """A native translator in a folder with the tokenizer of its two vocabularies, and the tokenizers of either side."""
+    texts = (("the cat ate a dog " * 9, 270), ("die Katze fraß einen Hund " * 9, 280))
+    alone = [train_tokenizer([text], family="seq2seq", vocab_size=size) for text, size in texts]
+    folder = tmp_path_factory.mktemp("two") / "native"
+    sizes = {"vocab_size": len(alone[0]), "decoder_vocab_size": len(alone[1])}
+    native("marian", share_encoder_decoder_embeddings=False, **sizes).save_pretrained(folder)
+    join_tokenizers(*alone).save_pretrained(folder)
+    (folder / "target_vocab.json").write_text("{}")  # of MarianTokenizer, if it has two
+    return folder, alone
+
+
+def test_a_vocabulary_for_each_language_is_carried_along(of_two_vocabularies, tmp_path, capsys):
+    folder, alone = of_two_vocabularies
+    assert cli.main(["convert", str(folder), str(tmp_path / "ours")]) == 0
     capsys.readouterr()
     assert cli.main(["convert", str(tmp_path / "ours"), str(tmp_path / "back"), "--to", "marian"]) == 0
     assert "its tokenizer, of two vocabularies, is read with trust_remote_code=True" in capsys.readouterr().out
     source, target = "the cat", "die Katze"
-    for folder in ("ours", "back"):
-        assert (tmp_path / folder / "target_vocab.json").exists()
-        assert (tmp_path / folder / "tokenization_scratch.py").exists()  # for who does not have this package
-        loaded = AutoTokenizer.from_pretrained(tmp_path / folder, trust_remote_code=True)
-        assert loaded(source).input_ids == sides[0](source).input_ids
-        assert loaded(text_target=target).input_ids == sides[1](target).input_ids
-        assert loaded.decode(sides[1](target).input_ids, skip_special_tokens=True) == target
+    for name in ("ours", "back"):
+        assert (tmp_path / name / "target_vocab.json").exists()
+        assert (tmp_path / name / "tokenization_scratch.py").exists()  # for who does not have this package
+        loaded = AutoTokenizer.from_pretrained(tmp_path / name, trust_remote_code=True)
+        assert loaded(source).input_ids == alone[0](source).input_ids
+        assert loaded(text_target=target).input_ids == alone[1](target).input_ids
+        assert loaded.decode(alone[1](target).input_ids, skip_special_tokens=True) == target
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda file: file.unlink(), "has no target_tokenizer.json"),
+        (lambda file: file.write_text(file.read_text()[:999]), "target_tokenizer.json: "),
+        (lambda file: swap(file, file.with_name("tokenizer.json")), "has 280 tokens, the config vocab_size=270"),
+        (lambda file: shutil.copyfile(file.with_name("tokenizer.json"), file), None),  # fewer tokens than rows
+    ],
+    ids=["missing", "damaged", "swapped", "smaller"],
+)
+def test_vocabularies_that_do_not_fit_are_refused(damage, message, of_two_vocabularies, tmp_path, capsys):
+    shutil.copytree(of_two_vocabularies[0], tmp_path / "native")
+    damage(tmp_path / "native/target_tokenizer.json")
+    assert cli.main(["convert", str(tmp_path / "native"), str(tmp_path / "ours")]) == (2 if message else 0)
+    error = capsys.readouterr().err
+    if message:
+        assert message in error and error.splitlines()[-1].startswith(f"scratch-transformer: {tmp_path}")
+        assert not list(tmp_path.glob("*ours*"))
+
+
+def swap(*files: Path) -> None:
+    contents = [file.read_bytes() for file in files]
+    for file, content in zip(files, reversed(contents), strict=True):
+        file.write_bytes(content)
+
+
+def test_only_what_is_of_a_tokenizer_is_carried_along(tmp_path, tokenizer):
+    native("gpt2", vocab_size=len(tokenizer)).save_pretrained(tmp_path / "native")
+    tokenizer.save_pretrained(tmp_path / "native")
+    (tmp_path / "native/tokenizer_texts").mkdir()
+    for name in ("target_tokenizer.json", "target_corpus.txt"):
+        (tmp_path / "native" / name).write_text("{}")
+    convert_folder(tmp_path / "native", tmp_path / "ours")
+    assert not [path for path in (tmp_path / "ours").iterdir() if path.name.startswith(("target", "tokenizer_texts"))]
 
 
 def test_a_repository_on_the_hub(tmp_path, monkeypatch):

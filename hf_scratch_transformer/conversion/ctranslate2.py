@@ -79,6 +79,9 @@ class _Vocabulary:
     def set_config(self, config: Any, model: Any, tokenizer: Any) -> None:
         super().set_config(config, model, tokenizer)  # type: ignore[misc]
         config.unk_token = tokenizer.unk_token or tokenizer.pad_token  # over bytes there is none, and one is asked for
+        for name in ("bos_token", "eos_token", "unk_token"):
+            if getattr(config, name) is None:
+                raise ValueError(f"its tokenizer has no {name}, which ctranslate2 needs")
 
 
 @register_loader(ScratchSeq2SeqConfig.__name__)

@@ -31,6 +31,7 @@ import hf_scratch_transformer
 from ..configuration_scratch import ScratchConfig, ScratchDecoderConfig, ScratchEncoderConfig, ScratchSeq2SeqConfig
 from ..files import is_repository_id, making, new_folder, reading
 from ..stack_scratch import ScratchPreTrainedModel
+from ..tokenization import check_rows, sides
 from ..tokenization_scratch import TARGET_FILE, ScratchTranslationTokenizer
 from .comparison import Comparison, compare
 from .families import FAMILIES
@@ -48,7 +49,7 @@ TOKENIZER_FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
     "vocab*",
-    "target_*",  # of a translator with a vocabulary for each language, ours or Marian
+    "target_vocab*",  # of Marian, if it has one for each language
     "merges.txt",
     "*.spm",
     "*.model",
@@ -101,9 +102,10 @@ class Saved:
         return next(iter(self.weights.described.values())).dtype
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """Raises ValueError if there is none."""
+        """Raises ValueError if there is none, or one of two vocabularies with more tokens than the model has rows."""
         with reading(self.folder):
-            return AutoTokenizer.from_pretrained(self.folder)
+            tokenizer = AutoTokenizer.from_pretrained(self.folder)
+        return _fitting(self.folder, tokenizer, self.model.config)
 
     def whole(self, dtype: torch.dtype | None = None) -> ScratchPreTrainedModel:
         """The model with its parameters, all of which are there."""
@@ -413,20 +415,33 @@ def _write_configuration(translation: Translation, folder: Path) -> None:
 def _copy_tokenizer(source: Path, config: PreTrainedConfig, target: Path) -> None:
     for pattern in TOKENIZER_FILES:
         for file in source.glob(pattern):
-            copied = target / file.relative_to(source)
-            copied.parent.mkdir(exist_ok=True)
-            shutil.copyfile(file, copied)
-    # Without a class of its own a tokenizer is found by the model's type, which is another one now.
+            if file.is_file():
+                copied = target / file.relative_to(source)
+                copied.parent.mkdir(exist_ok=True)
+                shutil.copyfile(file, copied)
     path = target / TOKENIZER_CONFIG
-    if path.exists():
-        with reading(source / TOKENIZER_CONFIG):
-            settings = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(settings, dict):
-            raise ValueError(f"{source / TOKENIZER_CONFIG} must be a mapping, not a {type(settings).__name__}")
-        if "tokenizer_class" not in settings and config.model_type in TOKENIZER_MAPPING_NAMES:
-            settings["tokenizer_class"] = TOKENIZER_MAPPING_NAMES[config.model_type]
-            path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    if (target / TARGET_FILE).exists():
-        # No fast tokenizer of transformers has two vocabularies: beside a native model, too, its code goes along.
+    if not path.exists():
+        return
+    with reading(source / TOKENIZER_CONFIG):
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(settings, dict):
+        raise ValueError(f"{source / TOKENIZER_CONFIG} must be a mapping, not a {type(settings).__name__}")
+    # Without a class of its own a tokenizer is found by the model's type, which is another one now.
+    if "tokenizer_class" not in settings and config.model_type in TOKENIZER_MAPPING_NAMES:
+        settings["tokenizer_class"] = TOKENIZER_MAPPING_NAMES[config.model_type]
+        path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    # No fast tokenizer of transformers has two vocabularies: beside a native model, too, its code goes along.
+    if settings.get("tokenizer_class") == ScratchTranslationTokenizer.__name__:
         with reading(source):
-            ScratchTranslationTokenizer.from_pretrained(source).save_pretrained(target)
+            tokenizer = ScratchTranslationTokenizer.from_pretrained(source)
+        _fitting(source, tokenizer, config).save_pretrained(target)
+
+
+def _fitting(folder: Path, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> PreTrainedTokenizerBase:
+    """The tokenizer. Raises ValueError if one of its two vocabularies is not that of the model."""
+    source, target = sides(tokenizer)
+    if target is not source:
+        with reading(folder):
+            check_rows(source, config)
+            check_rows(target, config, target=True)
+    return tokenizer

@@ -3,6 +3,7 @@
 import copy
 import importlib
 import random
+import shutil
 from pathlib import Path
 
 import ctranslate2
@@ -141,7 +142,10 @@ def test_refused(translator, tmp_path, capsys, monkeypatch):
     tiny.model(ScratchEncoderModel).save_pretrained(tmp_path / "encoder")
     tiny.model(ScratchSeq2SeqForConditionalGeneration).save_pretrained(tmp_path / "other")
     tokenizer.save_pretrained(tmp_path / "other")
+    shutil.copytree(folder, tmp_path / "bare")
+    (tmp_path / "bare/tokenizer_config.json").unlink()
     for source, target, message in (
+        (tmp_path / "bare", tmp_path / "new", "its tokenizer has no "),
         (tmp_path / "encoder", tmp_path / "new", "is a ScratchEncoderModel; translators and"),
         (tmp_path / "other", tmp_path / "new", "norm_position='pre'"),
         (tmp_path, tmp_path / "new", "holds no config.json"),
