@@ -131,8 +131,8 @@ with --gpus, how long the run takes on these. The fifth looks at a text,
 measures this machine, and writes a recipe for both, the reason beside each
 choice. The last trains the recipe of a model card from another seed, and says
 whether that ends where the card's seeds do: the score that weights are chosen
-by where 95 of 100 seeds would be, operations and corpus the same; if not, it
-ends with code 1.
+by where 95 of 100 seeds would be, operations within 2%, the corpus the same; if
+not, it ends with code 1.
 """
 
 
