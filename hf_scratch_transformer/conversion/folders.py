@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download, split_torch_state_dict_into_shards
@@ -103,9 +104,7 @@ class Saved:
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """Raises ValueError if there is none, or one of two vocabularies with more tokens than the model has rows."""
-        with reading(self.folder):
-            tokenizer = AutoTokenizer.from_pretrained(self.folder)
-        return _fitting(self.folder, tokenizer, self.model.config)
+        return _read_tokenizer(AutoTokenizer, self.folder, self.model.config)
 
     def whole(self, dtype: torch.dtype | None = None) -> ScratchPreTrainedModel:
         """The model with its parameters, all of which are there."""
@@ -432,16 +431,15 @@ def _copy_tokenizer(source: Path, config: PreTrainedConfig, target: Path) -> Non
         path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     # No fast tokenizer of transformers has two vocabularies: beside a native model, too, its code goes along.
     if settings.get("tokenizer_class") == ScratchTranslationTokenizer.__name__:
-        with reading(source):
-            tokenizer = ScratchTranslationTokenizer.from_pretrained(source)
-        _fitting(source, tokenizer, config).save_pretrained(target)
+        _read_tokenizer(ScratchTranslationTokenizer, source, config).save_pretrained(target)
 
 
-def _fitting(folder: Path, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> PreTrainedTokenizerBase:
-    """The tokenizer. Raises ValueError if one of its two vocabularies is not that of the model."""
-    source, target = sides(tokenizer)
-    if target is not source:
-        with reading(folder):
+def _read_tokenizer(reader: Any, folder: Path, config: PreTrainedConfig) -> PreTrainedTokenizerBase:
+    """A model's tokenizer, read by a class. Raises ValueError as `Saved.tokenizer`."""
+    with reading(folder):
+        tokenizer = reader.from_pretrained(folder)
+        source, target = sides(tokenizer)
+        if target is not source:
             check_rows(source, config)
             check_rows(target, config, target=True)
     return tokenizer
